@@ -1,0 +1,5 @@
+//! Which tags a consumer wants.
+
+/// A checked tag expression.
+#[derive(Clone, Debug)]
+pub struct TagFilter;

@@ -1,0 +1,26 @@
+//! The words of the domain: topic, group, queue, offset, settings, filter, message envelope.
+//!
+//! Values are checked when they are made, so holding one is proof that it was checked. No I/O.
+
+mod envelope;
+mod filter;
+mod id;
+mod invalid;
+mod name;
+mod settings;
+
+pub use envelope::{Envelope, ServerFields, append_server_fields};
+pub use filter::TagFilter;
+pub use id::{GroupId, LogPosition, QueueKey, TopicId};
+pub use invalid::Invalid;
+pub use name::{GroupName, MAX_GROUP_BYTES, MAX_TOPIC_BYTES, TopicName};
+pub use settings::{
+    DurabilityLevel, GroupSettings, MAX_QUEUES, Retention, StartFrom, TopicSettings, TopicType, Visibility,
+};
+
+/// Most messages in one send.
+pub const MAX_BATCH_MESSAGES: usize = 1024;
+/// Most bytes in one send, as encoded on the wire.
+pub const MAX_BATCH_BYTES: usize = 16 * 1024 * 1024;
+/// Most bytes in a message body.
+pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;

@@ -1,0 +1,105 @@
+//! Files as the store sees them, so that a test can crash, fill or break the disk anywhere.
+//!
+//! What is durable: bytes of a file after [`DiskFile::sync_data`]; names (made, renamed, removed) after
+//! [`Disk::sync_dir`] of their directory. Until then a crash may keep any part of it.
+
+mod fault;
+mod memory;
+mod real;
+
+use std::{fmt, io, path::Path, sync::Arc};
+
+pub use fault::{Fault, FaultDisk, Operation};
+pub use memory::{CrashKeeps, MemoryDisk};
+pub use real::RealDisk;
+
+/// A directory tree. Paths are absolute or relative as the caller likes, but always the same for the
+/// same file.
+pub trait Disk: fmt::Debug + Send + Sync {
+    /// Opens an existing file for reading and writing.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Makes a new, empty file. Fails with `AlreadyExists` when there is one.
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Makes a directory and its parents; fine when it exists.
+    fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+
+    /// Names of the files (not directories) in `dir`, sorted. Empty when there is no such directory.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+
+    /// Renames a file, replacing the target.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file. What has it open can go on reading.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes the names in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+
+    /// Bytes still free for us on the file system of `dir`.
+    fn free_bytes(&self, dir: &Path) -> io::Result<u64>;
+
+    /// Takes the lock file at `path` for this process, until the answer is dropped. Fails with
+    /// `WouldBlock` when another holds it.
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>>;
+}
+
+/// An open file. All calls may come from several threads at once.
+pub trait DiskFile: fmt::Debug + Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether the length is 0.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Writes all of `bytes` at `at`, growing the file if needed.
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+
+    /// Fills `into` from `at`; `UnexpectedEof` when the file ends before. May wait for the device.
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+
+    /// As [`DiskFile::read_at`], but never waits for the device: `Ok(false)` when it would have to
+    /// (or cannot tell); `into` is then unspecified.
+    fn read_at_now(&self, into: &mut [u8], at: u64) -> io::Result<bool>;
+
+    /// Makes the file `len` bytes long and gives it its blocks, so that writing within it needs no new
+    /// space. New bytes are zero.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+
+    /// Makes content (and the length) durable.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// Asks for write-back of this range to begin; a hint for pacing, no promise.
+    fn start_writeback(&self, at: u64, len: u64);
+
+    /// Maps the whole file into memory. The file must keep its length from now on.
+    fn map(&self) -> io::Result<Arc<dyn Region>>;
+}
+
+/// A file in memory: shared, bounded, and of use only for what can be rebuilt.
+///
+/// Callers keep to one rule: bytes are written before anybody is told where they are, and not changed
+/// while somebody may read them. Reads and writes outside the length are refused with `false`.
+pub trait Region: fmt::Debug + Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+
+    /// Whether the length is 0.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies out.
+    #[must_use]
+    fn read(&self, at: usize, into: &mut [u8]) -> bool;
+
+    /// Copies in.
+    #[must_use]
+    fn write(&self, at: usize, bytes: &[u8]) -> bool;
+
+    /// Makes all that was written so far durable.
+    fn flush(&self) -> io::Result<()>;
+}

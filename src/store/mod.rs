@@ -1,0 +1,432 @@
+//! Keeps messages and state: one log a shard, and everything that is derived from it.
+//!
+//! Writing: `log` -> `dispatch` -> `queue`. Reading: `queue` -> `log`. Owns its threads and every file.
+//! Knows no gRPC and calls nobody: news leaves through the [`News`] given to [`Store::open`].
+
+pub mod disk;
+mod options;
+mod tables;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+pub use options::Options;
+pub use tables::{Committed, Group, Queue, QueueMap, Topic};
+
+use crate::{
+    model::{GroupName, GroupSettings, LogPosition, QueueKey, TopicId, TopicName, TopicSettings},
+    runtime::Clock,
+};
+
+/// Hears that queues have grown. Called by whoever published; must be quick and must not call back.
+pub trait News: Send + Sync {
+    /// Each queue is now readable up to (without) the offset beside it.
+    fn grew(&self, ends: &[(QueueKey, u64)]);
+    /// The topic is gone; whoever waits on its queues must be told.
+    fn deleted(&self, topic: TopicId);
+}
+
+/// One shard: a log and its queues. Cheap to clone; all clones are the same shard.
+#[derive(Clone)]
+pub struct Store {}
+
+/// Why a store did not open.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OpenError(pub String);
+
+/// Why the store did not take or give something.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// A write or sync failed; nothing more is written until a restart.
+    #[error("the store is fenced after a failed write ({0}); restart the broker")]
+    Fenced(String),
+    /// Free disk space is below the floor.
+    #[error("disk space is below the floor of {floor} bytes ({free} free); free some or lower retention")]
+    DiskFull {
+        /// Configured floor, bytes.
+        floor: u64,
+        /// Free now, bytes.
+        free: u64,
+    },
+    /// Too much waits to be written.
+    #[error("{bytes} bytes wait to be written, over the limit of {limit}; retry in {retry_ms} ms")]
+    Busy {
+        /// Waiting now.
+        bytes: u64,
+        /// Configured limit.
+        limit: u64,
+        /// A sensible pause.
+        retry_ms: u64,
+    },
+    /// The store is closing.
+    #[error("the store is stopping")]
+    Stopping,
+    /// One frame may not be larger than a segment.
+    #[error("{bytes} bytes do not fit into a log segment of {limit}")]
+    TooLarge {
+        /// Size of the frame.
+        bytes: usize,
+        /// Room in a segment.
+        limit: usize,
+    },
+    /// The device failed to read.
+    #[error("reading the log failed: {0}")]
+    Read(String),
+}
+
+/// Why a transaction did not happen: the caller's own decision, or the store's.
+#[derive(Debug)]
+pub enum TransactError<E> {
+    /// What `decide` said.
+    Decided(E),
+    /// The store refused.
+    Store(StoreError),
+}
+
+/// Who may write when room is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// New messages: refused when the disk or the inbox is full.
+    Send,
+    /// Commits, deletions and other small facts: use the spare room, so that a full disk can be read empty.
+    State,
+}
+
+/// What an OK stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// Synced to the device.
+    Disk,
+    /// In the page cache.
+    Memory,
+}
+
+/// Resolves when what was appended has reached the level it waits for. Dropping it changes nothing about
+/// the append.
+#[derive(Debug)]
+pub struct Pending {}
+
+impl Future for Pending {
+    type Output = Result<Reached, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Self::Output> {
+        todo!()
+    }
+}
+
+/// A message about to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct NewMessage<'a> {
+    /// As the client encoded it.
+    pub client: &'a Bytes,
+    /// CRC-32C of `client`, computed outside the lock.
+    pub crc: u32,
+    /// Hash of the tag; 0 when there is none.
+    pub tag_hash: u64,
+    /// Hashes under which the message can be found, at most 255.
+    pub lookups: &'a [u64],
+}
+
+/// The place a message got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Queue of the topic.
+    pub queue: u32,
+    /// Offset in the queue.
+    pub offset: u64,
+    /// Store time in milliseconds; never goes backwards in a shard.
+    pub store_ms: u64,
+}
+
+/// Decisions under the lock that orders the log. What is pushed becomes one frame: all or nothing. The
+/// tables it shows include what is still on its way to disk.
+pub struct Tx<'a> {
+    _lock: &'a (),
+}
+
+#[allow(unused_variables, missing_docs, clippy::todo)]
+impl Tx<'_> {
+    /// Store time of this frame, milliseconds.
+    pub fn now_ms(&self) -> u64 {
+        todo!()
+    }
+    pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
+        todo!()
+    }
+    pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
+        todo!()
+    }
+    /// Makes a topic; the caller has checked that there is none.
+    pub fn create_topic(&mut self, name: TopicName, settings: TopicSettings) -> Arc<Topic> {
+        todo!()
+    }
+    /// Replaces a topic's settings and queue map. Queues are made or dropped to fit `settings.queues`.
+    pub fn update_topic(&mut self, topic: &Topic, settings: TopicSettings, map: QueueMap) -> Arc<Topic> {
+        todo!()
+    }
+    pub fn delete_topic(&mut self, topic: &Topic) {
+        todo!()
+    }
+    pub fn create_group(&mut self, name: GroupName, settings: GroupSettings) -> Arc<Group> {
+        todo!()
+    }
+    pub fn update_group(&mut self, group: &Group, settings: GroupSettings) -> Arc<Group> {
+        todo!()
+    }
+    pub fn delete_group(&mut self, group: &Group) {
+        todo!()
+    }
+    /// Sets a group's progress; the caller has checked range and direction.
+    pub fn commit(&mut self, group: &Group, offsets: &[(QueueKey, u64)]) {
+        todo!()
+    }
+    /// Appends messages to one queue. `seal` is called once a message, in order, to append the server's
+    /// fields to the client's bytes.
+    pub fn send<'m>(
+        &mut self,
+        topic: &Topic,
+        queue: &Queue,
+        messages: impl ExactSizeIterator<Item = NewMessage<'m>>,
+        seal: impl FnMut(usize, Place, &mut BytesMut),
+    ) -> Place {
+        todo!()
+    }
+}
+
+/// Limits of one scan.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanLimits {
+    /// Most messages found.
+    pub messages: usize,
+    /// Most bytes of messages found; a first message that is larger is found alone.
+    pub bytes: usize,
+    /// Most index entries looked at.
+    pub entries: usize,
+}
+
+/// A message found in a queue's index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Offset in the queue.
+    pub offset: u64,
+    /// Where its record starts.
+    pub position: LogPosition,
+    /// Length of its record.
+    pub length: u32,
+    /// Store time in milliseconds.
+    pub store_ms: u64,
+}
+
+/// What a scan saw. `start` and `end` were read together with the slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// What matched, in order.
+    pub slots: Vec<Slot>,
+    /// Offset behind the last entry looked at.
+    pub next: u64,
+    /// First offset of the queue.
+    pub start: u64,
+    /// End of what readers may see.
+    pub end: u64,
+    /// Set when the scan met lost messages at `next` before it found any: the range lost.
+    pub lost: Option<(u64, u64)>,
+}
+
+/// A message read from the log, or the news that it is damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// Offset in the queue.
+    pub offset: u64,
+    /// Store time in milliseconds.
+    pub store_ms: u64,
+    /// The stored message; `None` when the record is damaged.
+    pub payload: Option<Bytes>,
+}
+
+/// A message found by look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its topic.
+    pub topic: TopicId,
+    /// Its place.
+    pub place: Place,
+    /// The stored message.
+    pub payload: Bytes,
+}
+
+/// Which message a time stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeBound {
+    /// First stored at or after; the end of the queue if none.
+    FirstAtOrAfter,
+    /// Last stored at or before; the start of the queue if none.
+    LastAtOrBefore,
+}
+
+/// A damaged place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The file.
+    pub file: String,
+    /// First damaged position of the log (0 where it is not a log file).
+    pub begin: u64,
+    /// End of the damage.
+    pub end: u64,
+    /// What is wrong and what was done.
+    pub text: String,
+}
+
+/// What the store does with writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Takes everything.
+    Writable,
+    /// Refuses sends; the reason.
+    DiskFull(String),
+    /// Refuses all writes; the reason.
+    Fenced(String),
+    /// Closing.
+    Stopping,
+}
+
+/// The store as it sees itself.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Name of the shard.
+    pub shard: String,
+    /// Rises at every writable open.
+    pub epoch: u32,
+    /// What it does with writes.
+    pub state: State,
+    /// Where its files are.
+    pub data_dir: String,
+    /// First position kept.
+    pub log_start: u64,
+    /// End of what is synced.
+    pub log_durable: u64,
+    /// End of what is appended.
+    pub log_end: u64,
+    /// Log segments.
+    pub segments: u64,
+    /// Bytes of log files.
+    pub log_bytes: u64,
+    /// Free on the file system.
+    pub disk_free_bytes: u64,
+    /// Sends are refused below this much free space.
+    pub disk_floor_bytes: u64,
+    /// Most bytes of log kept; 0: no limit.
+    pub disk_limit_bytes: u64,
+    /// Number of topics.
+    pub topics: u64,
+    /// Number of queues.
+    pub queues: u64,
+    /// Number of groups.
+    pub groups: u64,
+    /// Longest time an async OK may be without sync, milliseconds.
+    pub flush_interval_ms: u64,
+    /// Position the newest snapshot stands at.
+    pub snapshot_position: u64,
+    /// Damage found since start, the first 100.
+    pub damage: Vec<Damage>,
+    /// Number of damaged places found since start.
+    pub damage_total: u64,
+    /// How long opening took, milliseconds.
+    pub recovery_ms: u64,
+}
+
+#[allow(unused_variables, missing_docs, clippy::todo)]
+impl Store {
+    /// Opens or makes the shard in `options.dir`. Blocks while it recovers.
+    pub fn open(
+        options: Options,
+        disk: Arc<dyn disk::Disk>,
+        clock: Arc<dyn Clock>,
+        news: Arc<dyn News>,
+        meter: &opentelemetry::metrics::Meter,
+    ) -> Result<Self, OpenError> {
+        todo!()
+    }
+    /// Writes the clean-stop record and ends the threads. Blocks. Later writes get `Stopping`.
+    pub fn close(&self) {
+        todo!()
+    }
+    pub fn status(&self) -> Status {
+        todo!()
+    }
+    pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
+        todo!()
+    }
+    pub fn topic_by_id(&self, id: TopicId) -> Option<Arc<Topic>> {
+        todo!()
+    }
+    /// Topics whose name is above `after` and begins with `prefix`, by name, at most `limit`.
+    pub fn topics(&self, after: &str, prefix: &str, limit: usize) -> Vec<Arc<Topic>> {
+        todo!()
+    }
+    pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
+        todo!()
+    }
+    pub fn groups(&self, after: &str, prefix: &str, limit: usize) -> Vec<Arc<Group>> {
+        todo!()
+    }
+    /// Runs `decide` under the lock and appends what it pushed as one frame. On `Err` nothing happens.
+    /// `Pending` waits for the disk, unless every message in the frame is of an async topic.
+    pub fn transact<T, E>(
+        &self,
+        purpose: Purpose,
+        decide: impl FnOnce(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<(T, Pending), TransactError<E>> {
+        todo!()
+    }
+    /// Waits until everything below `position` is durable. For answers that show state which may still be
+    /// on its way to disk (each entity says where its newest record stands).
+    pub fn settled(&self, position: LogPosition) -> Pending {
+        todo!()
+    }
+    /// Looks through a queue's index. Never waits for the log's device.
+    pub fn scan(
+        &self,
+        queue: &Queue,
+        from: u64,
+        limits: ScanLimits,
+        wanted: impl FnMut(u64) -> bool,
+    ) -> Scan {
+        todo!()
+    }
+    /// Reads messages that are in memory; `None` when some would have to wait for the device.
+    pub fn fetch_now(&self, key: QueueKey, slots: &[Slot]) -> Option<Vec<Fetched>> {
+        todo!()
+    }
+    /// Reads messages. May block on the device.
+    pub fn fetch(&self, key: QueueKey, slots: &[Slot]) -> Result<Vec<Fetched>, StoreError> {
+        todo!()
+    }
+    /// Finds messages by look-up hash, newest first, at most `candidates` records looked at. The caller
+    /// checks the key itself: hashes collide. The flag says that there may be more. Blocks.
+    pub fn lookup(
+        &self,
+        hash: u64,
+        candidates: usize,
+        keep: impl FnMut(&Found) -> bool,
+    ) -> Result<bool, StoreError> {
+        todo!()
+    }
+    /// Offset by store time. Reads the index only.
+    pub fn offset_by_time(&self, queue: &Queue, ms: u64, bound: TimeBound) -> u64 {
+        todo!()
+    }
+    /// Store time of the first visible message at or after `offset`; `None` when there is none.
+    pub fn store_ms_at(&self, queue: &Queue, offset: u64) -> Option<u64> {
+        todo!()
+    }
+    /// Messages in [from, end) that are not LOST.
+    pub fn count(&self, queue: &Queue, from: u64) -> u64 {
+        todo!()
+    }
+}
