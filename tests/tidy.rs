@@ -45,7 +45,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 
 /// Files that are read as text by the rules for the whole repository.
 const TEXT: &[&str] = &["rs", "md", "toml", "proto", "py", "js", "json", "sh", "txt", "yaml", "yml", ""];
-/// Directories that are made by tools.
+/// What tools make.
 const MADE: &[&str] = &["target", ".git", "node_modules", "__pycache__", ".venv", "data"];
 
 fn root() -> PathBuf {
@@ -60,10 +60,11 @@ fn files(dir: &Path, extensions: &[&str]) -> Vec<(String, String)> {
         for entry in fs::read_dir(&dir).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if MADE.contains(&name.as_str()) {
+                continue;
+            }
             if path.is_dir() {
-                if !MADE.contains(&name.as_str()) {
-                    todo.push(path);
-                }
+                todo.push(path);
                 continue;
             }
             let extension = path.extension().map(|e| e.to_string_lossy().into_owned()).unwrap_or_default();
