@@ -23,6 +23,9 @@
 //! | [`app`] | The wiring, one file a role. |
 //! | [`cli`] | The subcommands of `holdfast`. |
 
+pub mod broker;
+pub mod config;
+pub mod hold;
 pub mod model;
 pub mod pb;
 pub mod runtime;
