@@ -19,6 +19,15 @@ pub use types::*;
 
 use crate::{config::BrokerConfig, hold::Hold, runtime::Clock, store::Store};
 
+/// Where metrics go: RocketMQ's names end in `_total` themselves and need a provider that adds nothing.
+#[derive(Clone, Debug)]
+pub struct Meters {
+    /// For `rocketmq_*`, scope `broker-meter`.
+    pub rocketmq: Meter,
+    /// For `holdfast.*`.
+    pub holdfast: Meter,
+}
+
 /// One broker over one shard. Cheap to clone; all clones are the same.
 #[derive(Clone)]
 pub struct Broker {}
@@ -39,7 +48,13 @@ impl Future for SendTicket {
 impl Broker {
     /// A broker over `store` that holds its pulls in `hold`; the store's news must reach that hold through
     /// [`news`].
-    pub fn new(store: Store, hold: Hold, config: BrokerConfig, clock: Arc<dyn Clock>, meter: &Meter) -> Self {
+    pub fn new(
+        store: Store,
+        hold: Hold,
+        config: BrokerConfig,
+        clock: Arc<dyn Clock>,
+        meters: &Meters,
+    ) -> Self {
         todo!()
     }
 
@@ -127,6 +142,12 @@ impl Broker {
 
     /// One group with its lag on every queue it has progress on; only on `topic` unless that is empty.
     pub async fn describe_group(&self, name: &str, topic: &str) -> Result<GroupDescription, Error> {
+        todo!()
+    }
+
+    /// Upkeep: refreshes the lag that metrics show, and looks for pulls that no news reached. Ends when the
+    /// broker stops.
+    pub async fn run(&self) {
         todo!()
     }
 
