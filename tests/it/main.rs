@@ -1,0 +1,19 @@
+//! The real binary, driven through gRPC as its users drive it. Each test's name is the claim it checks.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod groups;
+mod hold;
+mod names;
+mod offsets;
+mod pull;
+mod query;
+mod restart;
+mod send;
+mod send_limits;
+mod stream;
+mod topics;
+mod wire;
