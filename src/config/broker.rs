@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::{section::section, text::duration};
 use crate::model::{Invalid, MAX_QUEUES};
 
 /// Longest that a pull may ever wait; the native API promises this bound.
@@ -29,6 +30,7 @@ impl BrokerConfig {
     }
 }
 
+section! {
 /// `[topics]`: which topics come into being, and how many.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -39,6 +41,7 @@ pub struct TopicsConfig {
     pub default_queues: u32,
     /// Most topics.
     pub max: u64,
+}
 }
 
 impl Default for TopicsConfig {
@@ -58,6 +61,7 @@ impl TopicsConfig {
     }
 }
 
+section! {
 /// `[groups]`: which consumer groups come into being, and how many.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -66,6 +70,7 @@ pub struct GroupsConfig {
     pub auto_create: bool,
     /// Most groups.
     pub max: u64,
+}
 }
 
 impl Default for GroupsConfig {
@@ -81,19 +86,21 @@ impl GroupsConfig {
     }
 }
 
+section! {
 /// `[pull]`: how pulls are answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PullConfig {
     /// Longest that a pull waits for a message, whatever it asks for; at most 30 s.
-    #[serde(with = "duration_text")]
+    #[serde(with = "duration")]
     pub wait_max: Duration,
     /// How much earlier than its deadline a waiting pull is answered, so that the answer arrives in time.
-    #[serde(with = "duration_text")]
+    #[serde(with = "duration")]
     pub deadline_margin: Duration,
     /// Delay that a pull is told when too many are held already.
-    #[serde(with = "duration_text")]
+    #[serde(with = "duration")]
     pub full_retry: Duration,
+}
 }
 
 impl Default for PullConfig {
@@ -124,6 +131,7 @@ impl PullConfig {
     }
 }
 
+section! {
 /// `[hold]`: how many pulls may wait.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -134,6 +142,7 @@ pub struct HoldConfig {
     pub max_per_connection: u64,
     /// Held at once in all.
     pub max_total: u64,
+}
 }
 
 impl Default for HoldConfig {
@@ -156,20 +165,4 @@ fn at_least_one(key: &str, value: u64) -> Result<(), Invalid> {
         return Err(Invalid::new(key, "is 0; use at least 1"));
     }
     Ok(())
-}
-
-/// Durations as people write them: `30s`, `1m 30s`.
-mod duration_text {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(&humantime::format_duration(*value))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(from)?;
-        humantime::parse_duration(&text).map_err(D::Error::custom)
-    }
 }

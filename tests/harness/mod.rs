@@ -94,7 +94,7 @@ impl Broker {
             .arg(self.role)
             .args(["--data-dir".as_ref(), self.data_dir().as_os_str()])
             .args(["--listen", &self.address()])
-            .env("HOLDFAST_TELEMETRY__LISTEN", "127.0.0.1:0")
+            .env("HOLDFAST_LISTEN__PROBE", "127.0.0.1:0")
             .envs(self.settings.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

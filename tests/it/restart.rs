@@ -100,7 +100,7 @@ async fn a_second_process_on_the_same_data_is_refused_and_the_first_lives_on() {
         .arg("standalone")
         .args(["--data-dir".as_ref(), broker.data_dir().as_os_str()])
         .args(["--listen", &format!("127.0.0.1:{}", free_port())])
-        .env("HOLDFAST_TELEMETRY__LISTEN", "127.0.0.1:0")
+        .env("HOLDFAST_LISTEN__PROBE", "127.0.0.1:0")
         .output()
         .unwrap();
     assert!(!second.status.success());
