@@ -269,6 +269,40 @@ fn no_text_names_the_place_where_it_was_written() {
 }
 
 #[test]
+fn every_call_of_the_api_is_driven_by_a_test() {
+    let tests: String = files(&root().join("tests"), &["rs"]).into_iter().map(|(_, text)| text).collect();
+    let mut wrong = Vec::new();
+    for (file, text) in files(&root().join("proto"), &["proto"]) {
+        for line in text.lines() {
+            let Some(rpc) = line.trim().strip_prefix("rpc ") else { continue };
+            let name = identifier(rpc);
+            let mut method = String::new();
+            for c in name.chars() {
+                if c.is_uppercase() && !method.is_empty() {
+                    method.push('_');
+                }
+                method.extend(c.to_lowercase());
+            }
+            if !tests.contains(&format!(".{method}(")) {
+                wrong.push(format!("{file}: nothing in tests calls {name}"));
+            }
+        }
+    }
+    complain(&wrong);
+}
+
+#[test]
+fn every_reason_of_an_error_is_explained_in_the_readme() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let errors = fs::read_to_string(root().join("src/broker/error.rs")).unwrap();
+    let list = errors.split("fn reason").nth(1).unwrap().split("pub fn").next().unwrap();
+    let reasons: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    assert!(reasons.len() > 10, "the list is not where it was: {reasons:?}");
+    let missing = reasons.iter().filter(|reason| !readme.contains(&format!("| `{reason}` |")));
+    complain(&missing.map(|reason| format!("README.md: no line for `{reason}`")).collect::<Vec<_>>());
+}
+
+#[test]
 fn imports_in_braces_are_seen() {
     let code = "use crate::{\n    model::{Name, QueueKey},\n    runtime::Clock, pb,\n};\nfn f() { crate::store::open() }";
     let seen: Vec<String> = imports(code).into_iter().collect();

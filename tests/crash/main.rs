@@ -313,7 +313,7 @@ async fn fifty_kills_under_load_lose_nothing_tear_nothing_and_need_no_help() {
     let seed = seed();
     println!("HOLDFAST_SEED={seed} repeats the choices of this run");
     let mut random = Random(seed);
-    let settings = [("HOLDFAST_STORE__SNAPSHOT_INTERVAL", "1s")];
+    let settings = [("store.snapshot_interval", "1s")];
     let mut broker = Broker::start_with("standalone", &settings).await;
     let client = broker.client().await;
     for topic in TOPICS {

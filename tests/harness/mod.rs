@@ -48,7 +48,7 @@ impl Broker {
         Self::start_with("standalone", &[]).await
     }
 
-    /// With settings as environment variables, e.g. `("HOLDFAST_TOPICS__AUTO_CREATE", "false")`.
+    /// With configuration keys, e.g. `("topics.auto_create", "false")`.
     pub async fn start_with(role: &'static str, settings: &[(&str, &str)]) -> Self {
         let settings = settings.iter().map(|&(key, value)| (key.into(), value.into())).collect();
         let dir = tempfile::Builder::new().prefix("holdfast-test-").tempdir().unwrap();
@@ -94,8 +94,8 @@ impl Broker {
             .arg(self.role)
             .args(["--data-dir".as_ref(), self.data_dir().as_os_str()])
             .args(["--listen", &self.address()])
-            .env("HOLDFAST_LISTEN__PROBE", "127.0.0.1:0")
-            .envs(self.settings.iter().map(|(key, value)| (key, value)))
+            .env(variable("listen.probe"), "127.0.0.1:0")
+            .envs(self.settings.iter().map(|(key, value)| (variable(key), value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -204,6 +204,11 @@ impl Drop for Broker {
 /// The binary under test: `HOLDFAST_BIN`, else the one that cargo built with the tests.
 pub fn binary() -> PathBuf {
     std::env::var_os("HOLDFAST_BIN").map_or_else(|| env!("CARGO_BIN_EXE_holdfast").into(), PathBuf::from)
+}
+
+/// The environment variable of a configuration key.
+pub fn variable(key: &str) -> String {
+    format!("HOLDFAST_{}", key.to_uppercase().replace('.', "__"))
 }
 
 /// A port that is free now, below those that the system hands to clients, and not given twice here.

@@ -92,7 +92,7 @@ async fn a_commit_makes_the_group_unless_that_is_turned_off() {
     assert_eq!(client.offsets("t", 0, "g").await.committed, Some(0));
     assert_eq!(client.status().await.shards[0].groups, 1);
 
-    let strict = Broker::start_with("standalone", &[("HOLDFAST_GROUPS__AUTO_CREATE", "false")]).await;
+    let strict = Broker::start_with("standalone", &[("groups.auto_create", "false")]).await;
     let client = strict.client().await;
     client.topic("t", 1).await;
     let offsets = vec![QueueOffset { topic: "t".into(), queue_id: 0, offset: 0 }];

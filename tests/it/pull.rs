@@ -201,9 +201,7 @@ async fn a_filter_that_cannot_be_read_is_refused() {
     let broker = Broker::start().await;
     let client = broker.client().await;
     client.topic("t", 1).await;
-    for filter in
-        ["||", "a||", "||a", "a||||b", "*||a", "a|b", "   ", &"a||".repeat(10_000), &"t".repeat(129)]
-    {
+    for filter in ["||", "a||", "||a", "a||||b", "*||a", "a|b", &"a||".repeat(10_000), &"t".repeat(129)] {
         let request = PullRequest { tag_filter: filter.into(), ..pull_request("t", 0, 0) };
         let Err(status) = client.try_pull(request).await else { panic!("took {filter:?}") };
         let refusal = Refusal::of_field(&status, "tag_filter");
@@ -330,7 +328,7 @@ fn flip_body(broker: &Broker, body: &[u8]) {
 
 #[tokio::test]
 async fn below_the_first_offset_is_illegal_and_told_where_the_queue_begins() {
-    let settings = [("HOLDFAST_STORE__RETENTION_INTERVAL", "200ms")];
+    let settings = [("store.retention_interval", "200ms")];
     let broker = Broker::start_with("standalone", &settings).await;
     let client = broker.client().await;
     let settings = holdfast::pb::v1::TopicSettings {
