@@ -5,8 +5,10 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod damage;
 mod groups;
 mod hold;
+mod idle;
 mod names;
 mod offsets;
 mod pull;

@@ -328,7 +328,7 @@ fn flip_body(broker: &Broker, body: &[u8]) {
 
 #[tokio::test]
 async fn below_the_first_offset_is_illegal_and_told_where_the_queue_begins() {
-    let settings = [("store.retention_interval", "200ms")];
+    let settings = [("store.retention_interval", "200ms"), ("store.segment_size", "64MiB")];
     let broker = Broker::start_with("standalone", &settings).await;
     let client = broker.client().await;
     let settings = holdfast::pb::v1::TopicSettings {

@@ -171,7 +171,7 @@ async fn at_the_disk_floor_sends_are_refused_and_everything_else_goes_on() {
     client.topic("t", 1).await;
     client.send("t", 0, &["a", "b", "c"]).await;
     broker.stop().await;
-    broker.set("store.disk_floor_bytes", "1PiB");
+    broker.set("store.disk_floor", "1PiB");
     broker.restart().await;
     let client = broker.client().await;
     eventually("the floor is seen", async || client.status().await.shards[0].state() == ShardState::DiskFull)
@@ -185,7 +185,7 @@ async fn at_the_disk_floor_sends_are_refused_and_everything_else_goes_on() {
     assert_eq!(client.offsets("t", 0, "g").await.committed, Some(2));
     assert!(!client.status().await.shards[0].state_reason.is_empty());
     broker.stop().await;
-    broker.set("store.disk_floor_bytes", "1MiB");
+    broker.set("store.disk_floor", "1MiB");
     broker.restart().await;
     assert_eq!(broker.client().await.send("t", 0, &["d"]).await.receipts[0].offset, 3);
 }
