@@ -24,6 +24,7 @@
 //! | [`cli`] | The subcommands of `holdfast`. |
 
 pub mod broker;
+pub mod cli;
 pub mod client;
 pub mod config;
 pub mod hold;

@@ -111,8 +111,14 @@ pub struct Violation {
 
 /// A call that was not carried out, or whose outcome is not known (see [`Code`]).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
+#[error("{}", .facts.text)]
 pub struct Error {
+    /// Apart, so that a result without an error stays small.
+    facts: Box<Facts>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Facts {
     code: Code,
     text: String,
     reason: Option<String>,
@@ -121,10 +127,16 @@ pub struct Error {
     metadata: BTreeMap<String, String>,
 }
 
+impl From<Facts> for Error {
+    fn from(facts: Facts) -> Self {
+        Self { facts: Box::new(facts) }
+    }
+}
+
 impl Error {
     /// A failure found on this side.
     pub(super) fn new(code: Code, text: impl Into<String>) -> Self {
-        Self {
+        Facts {
             code,
             text: text.into(),
             reason: None,
@@ -132,6 +144,7 @@ impl Error {
             retry_after: None,
             metadata: BTreeMap::new(),
         }
+        .into()
     }
 
     /// What a call to `endpoint` failed with.
@@ -142,19 +155,19 @@ impl Error {
         let details = status.get_error_details();
         let mut error = Self::new(status.code().into(), status.message());
         if let Some(info) = details.error_info() {
-            error.reason = Some(info.reason.clone()).filter(|reason| !reason.is_empty());
-            error.metadata = info.metadata.clone().into_iter().collect();
+            error.facts.reason = Some(info.reason.clone()).filter(|reason| !reason.is_empty());
+            error.facts.metadata = info.metadata.clone().into_iter().collect();
         }
         if let Some(bad) = details.bad_request() {
-            error.violations = bad
+            error.facts.violations = bad
                 .field_violations
                 .iter()
                 .map(|v| Violation { field: v.field.clone(), problem: v.description.clone() })
                 .collect();
         }
-        error.retry_after = details.retry_info().and_then(|retry| retry.retry_delay);
-        if error.text.is_empty() {
-            error.text = format!("{endpoint} answered {} without a word", error.code);
+        error.facts.retry_after = details.retry_info().and_then(|retry| retry.retry_delay);
+        if error.facts.text.is_empty() {
+            error.facts.text = format!("{endpoint} answered {} without a word", error.code());
         }
         error
     }
@@ -198,7 +211,7 @@ impl Error {
 
     /// A failed call inside a stream or a list.
     pub(super) fn of_call(error: pb::CallError) -> Self {
-        Self {
+        Facts {
             code: tonic::Code::from_i32(error.code).into(),
             text: error.message,
             reason: Some(error.reason).filter(|reason| !reason.is_empty()),
@@ -206,41 +219,42 @@ impl Error {
             retry_after: error.retry_delay.and_then(|delay| delay.try_into().ok()),
             metadata: error.metadata.into_iter().collect(),
         }
+        .into()
     }
 
     /// What kind of failure.
     pub fn code(&self) -> Code {
-        self.code
+        self.facts.code
     }
 
     /// For people: names the field, the limit and what to do.
     pub fn text(&self) -> &str {
-        &self.text
+        &self.facts.text
     }
 
     /// For programs: one word of the closed list that the README has, e.g. `TOPIC_NOT_FOUND`.
     pub fn reason(&self) -> Option<&str> {
-        self.reason.as_deref()
+        self.facts.reason.as_deref()
     }
 
     /// Which fields break which rules.
     pub fn violations(&self) -> &[Violation] {
-        &self.violations
+        &self.facts.violations
     }
 
     /// How long to wait before another try, when the broker says so.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.facts.retry_after
     }
 
     /// Facts that a program may need, e.g. `queue_map_version`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+        &self.facts.metadata
     }
 
     /// Whether the same call can succeed later without any change.
     pub fn retryable(&self) -> bool {
-        self.retry_after.is_some()
+        self.facts.retry_after.is_some()
             || matches!(
                 self.code,
                 Code::Unreachable | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
