@@ -16,8 +16,8 @@ Exit codes:
     3  no connection to the broker
     4  the topic, group, queue or message does not exist
     5  refused: a value breaks a rule, or the state forbids it (exists already, unread messages)
-    6  unavailable or busy: trying again later can help; with `send`, what was on its way may be stored
-    7  done, but messages were lost for good (damaged log, power cut); everything readable was given out
+    6  unavailable or busy: trying again later can help (a send may be stored all the same)
+    7  done, but messages are lost for good (damaged log, power cut); the rest was given out
   130  interrupted";
 
 /// What a process tells its caller.

@@ -37,7 +37,6 @@ Try it:
 #[command(
     name = "holdfast",
     version,
-    propagate_version = true,
     subcommand_required = true,
     arg_required_else_help = true,
     after_help = AFTER_HELP,

@@ -256,7 +256,7 @@ impl Error {
     pub fn retryable(&self) -> bool {
         self.facts.retry_after.is_some()
             || matches!(
-                self.code,
+                self.facts.code,
                 Code::Unreachable | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
             )
     }
