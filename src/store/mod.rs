@@ -3,23 +3,43 @@
 //! Writing: `log` -> `dispatch` -> `queue`. Reading: `queue` -> `log`. Owns its threads and every file.
 //! Knows no gRPC and calls nobody: news leaves through the [`News`] given to [`Store::open`].
 
+mod change;
+mod codec;
 pub mod disk;
+mod frame;
+mod index;
+mod keeper;
+mod keys;
+mod log;
+mod metrics;
 mod options;
+mod pending;
+mod progress;
+mod read;
+mod recent;
+mod recovery;
+mod retention;
+mod scan;
+mod segment;
+mod shard;
+mod snapshot;
 mod tables;
 
 use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    io,
+    sync::{Arc, atomic::Ordering},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+pub use log::Tx;
+use opentelemetry::metrics::Meter;
 pub use options::Options;
+pub use pending::Pending;
+use shard::Shard;
 pub use tables::{Committed, Group, Queue, QueueMap, Topic};
 
 use crate::{
-    model::{GroupName, GroupSettings, LogPosition, QueueKey, TopicId, TopicName, TopicSettings},
+    model::{GroupName, LogPosition, QueueKey, TopicId, TopicName},
     runtime::Clock,
 };
 
@@ -33,7 +53,9 @@ pub trait News: Send + Sync {
 
 /// One shard: a log and its queues. Cheap to clone; all clones are the same shard.
 #[derive(Clone)]
-pub struct Store {}
+pub struct Store {
+    shard: Arc<Shard>,
+}
 
 /// Why a store did not open.
 #[derive(Debug, thiserror::Error)]
@@ -107,19 +129,6 @@ pub enum Reached {
     Memory,
 }
 
-/// Resolves when what was appended has reached the level it waits for. Dropping it changes nothing about
-/// the append.
-#[derive(Debug)]
-pub struct Pending {}
-
-impl Future for Pending {
-    type Output = Result<Reached, StoreError>;
-
-    fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Self::Output> {
-        todo!()
-    }
-}
-
 /// A message about to be stored.
 #[derive(Clone, Copy, Debug)]
 pub struct NewMessage<'a> {
@@ -142,61 +151,8 @@ pub struct Place {
     pub offset: u64,
     /// Store time in milliseconds; never goes backwards in a shard.
     pub store_ms: u64,
-}
-
-/// Decisions under the lock that orders the log. What is pushed becomes one frame: all or nothing. The
-/// tables it shows include what is still on its way to disk.
-pub struct Tx<'a> {
-    _lock: &'a (),
-}
-
-#[allow(unused_variables, missing_docs, clippy::todo)]
-impl Tx<'_> {
-    /// Store time of this frame, milliseconds.
-    pub fn now_ms(&self) -> u64 {
-        todo!()
-    }
-    pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
-        todo!()
-    }
-    pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
-        todo!()
-    }
-    /// Makes a topic; the caller has checked that there is none.
-    pub fn create_topic(&mut self, name: TopicName, settings: TopicSettings) -> Arc<Topic> {
-        todo!()
-    }
-    /// Replaces a topic's settings and queue map. Queues are made or dropped to fit `settings.queues`.
-    pub fn update_topic(&mut self, topic: &Topic, settings: TopicSettings, map: QueueMap) -> Arc<Topic> {
-        todo!()
-    }
-    pub fn delete_topic(&mut self, topic: &Topic) {
-        todo!()
-    }
-    pub fn create_group(&mut self, name: GroupName, settings: GroupSettings) -> Arc<Group> {
-        todo!()
-    }
-    pub fn update_group(&mut self, group: &Group, settings: GroupSettings) -> Arc<Group> {
-        todo!()
-    }
-    pub fn delete_group(&mut self, group: &Group) {
-        todo!()
-    }
-    /// Sets a group's progress; the caller has checked range and direction.
-    pub fn commit(&mut self, group: &Group, offsets: &[(QueueKey, u64)]) {
-        todo!()
-    }
-    /// Appends messages to one queue. `seal` is called once a message, in order, to append the server's
-    /// fields to the client's bytes.
-    pub fn send<'m>(
-        &mut self,
-        topic: &Topic,
-        queue: &Queue,
-        messages: impl ExactSizeIterator<Item = NewMessage<'m>>,
-        seal: impl FnMut(usize, Place, &mut BytesMut),
-    ) -> Place {
-        todo!()
-    }
+    /// Where the record was written first; orders messages across queues.
+    pub position: LogPosition,
 }
 
 /// Limits of one scan.
@@ -340,7 +296,6 @@ pub struct Status {
     pub recovery_ms: u64,
 }
 
-#[allow(unused_variables, missing_docs, clippy::todo)]
 impl Store {
     /// Opens or makes the shard in `options.dir`. Blocks while it recovers.
     pub fn open(
@@ -348,48 +303,119 @@ impl Store {
         disk: Arc<dyn disk::Disk>,
         clock: Arc<dyn Clock>,
         news: Arc<dyn News>,
-        meter: &opentelemetry::metrics::Meter,
+        meter: &Meter,
     ) -> Result<Self, OpenError> {
-        todo!()
+        let started = clock.monotonic();
+        let dir = options.dir.clone();
+        let failed = |error: io::Error| OpenError(format!("{}: {error}", dir.display()));
+        disk.create_dir_all(&options.dir).map_err(failed)?;
+        let lock = disk.lock(&options.dir.join("lock")).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => OpenError(format!(
+                "the data directory {} is in use by another process; stop it or choose another directory",
+                dir.display()
+            )),
+            _ => failed(error),
+        })?;
+        let recovery::Opened { recovered, changes } = recovery::recover(&options, &disk)?;
+        let metrics = metrics::Metrics::new(meter, &options.shard);
+        let boot_id = options.boot_id.clone();
+        let shard = Shard::new(options, disk, clock, news, metrics, recovered, lock);
+        metrics::Metrics::observe(meter, &shard);
+        shard.start().map_err(failed)?;
+        let store = Self { shard };
+        store.begin(boot_id, changes)?;
+        let shard = &store.shard;
+        let took = shard.clock.monotonic().saturating_sub(started);
+        shard.recovery_ms.store(u64::try_from(took.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let status = store.status();
+        tracing::info!(event = "storage.recovered", shard = %status.shard, epoch = status.epoch, log_start = status.log_start, log_end = status.log_end, topics = status.topics, damage = status.damage_total, took = ?took, "store is open");
+        Ok(store)
     }
+
+    /// The new epoch is durable before anything is served.
+    fn begin(&self, boot_id: String, changes: Vec<change::Change>) -> Result<(), OpenError> {
+        let epoch = self.shard.inner.lock().epoch;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let lost: Vec<QueueKey> = changes
+            .iter()
+            .filter_map(|change| match change {
+                change::Change::Bounds { queue, .. } => Some(*queue),
+                _ => None,
+            })
+            .collect();
+        let opened = self.shard.transact::<(), ()>(Purpose::State, |tx| {
+            tx.change(change::Change::Opened { epoch, boot_id, version });
+            changes.into_iter().for_each(|change| tx.change(change));
+            Ok(())
+        });
+        let outcome = match opened {
+            Ok(((), pending)) => pending.wait().map(|_| ()),
+            Err(TransactError::Store(error)) => Err(error),
+            Err(TransactError::Decided(())) => Ok(()),
+        };
+        if let Err(error) = outcome {
+            self.shard.stop();
+            return Err(OpenError(error.to_string()));
+        }
+        for queue in lost.into_iter().filter_map(|key| self.shard.tables.queue(key)) {
+            queue.publish(queue.next());
+        }
+        Ok(())
+    }
+
     /// Writes the clean-stop record and ends the threads. Blocks. Later writes get `Stopping`.
     pub fn close(&self) {
-        todo!()
+        self.shard.stop();
     }
+
+    /// The store as it sees itself.
     pub fn status(&self) -> Status {
-        todo!()
+        self.shard.status()
     }
+
+    /// The topic of this name.
     pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
-        todo!()
+        self.shard.tables.topic(name)
     }
+
+    /// The topic with this id, if it still lives.
     pub fn topic_by_id(&self, id: TopicId) -> Option<Arc<Topic>> {
-        todo!()
+        self.shard.tables.topic_by_id(id)
     }
+
     /// Topics whose name is above `after` and begins with `prefix`, by name, at most `limit`.
     pub fn topics(&self, after: &str, prefix: &str, limit: usize) -> Vec<Arc<Topic>> {
-        todo!()
+        page(self.shard.tables.topics(), |topic| topic.name.as_str(), after, prefix, limit)
     }
+
+    /// The group of this name.
     pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
-        todo!()
+        self.shard.tables.group(name)
     }
+
+    /// Groups, as [`Store::topics`].
     pub fn groups(&self, after: &str, prefix: &str, limit: usize) -> Vec<Arc<Group>> {
-        todo!()
+        page(self.shard.tables.groups(), |group| group.name.as_str(), after, prefix, limit)
     }
-    /// Runs `decide` under the lock and appends what it pushed as one frame. On `Err` nothing happens.
-    /// `Pending` waits for the disk, unless every message in the frame is of an async topic.
+
+    /// Runs `decide` under the lock that orders the log and appends what it pushed as one frame. On `Err`
+    /// nothing happens. `Pending` waits for the disk, unless every message in the frame is of an async
+    /// topic and nothing else is in it.
     pub fn transact<T, E>(
         &self,
         purpose: Purpose,
         decide: impl FnOnce(&mut Tx<'_>) -> Result<T, E>,
     ) -> Result<(T, Pending), TransactError<E>> {
-        todo!()
+        self.shard.transact(purpose, decide)
     }
-    /// Waits until everything below `position` is durable. For answers that show state which may still be
-    /// on its way to disk (each entity says where its newest record stands).
+
+    /// Waits until everything below and at `position` is durable. For answers that show state which may
+    /// still be on its way to disk (each entity says where its newest record stands).
     pub fn settled(&self, position: LogPosition) -> Pending {
-        todo!()
+        self.shard.settled(position.0)
     }
-    /// Looks through a queue's index. Never waits for the log's device.
+
+    /// Looks through a queue's index from `from`. Never waits for the log's device.
     pub fn scan(
         &self,
         queue: &Queue,
@@ -397,36 +423,56 @@ impl Store {
         limits: ScanLimits,
         wanted: impl FnMut(u64) -> bool,
     ) -> Scan {
-        todo!()
+        self.shard.scan(queue, from, limits, wanted)
     }
+
     /// Reads messages that are in memory; `None` when some would have to wait for the device.
     pub fn fetch_now(&self, key: QueueKey, slots: &[Slot]) -> Option<Vec<Fetched>> {
-        todo!()
+        self.shard.fetch_now(key, slots)
     }
+
     /// Reads messages. May block on the device.
     pub fn fetch(&self, key: QueueKey, slots: &[Slot]) -> Result<Vec<Fetched>, StoreError> {
-        todo!()
+        self.shard.fetch(key, slots)
     }
-    /// Finds messages by look-up hash, newest first, at most `candidates` records looked at. The caller
-    /// checks the key itself: hashes collide. The flag says that there may be more. Blocks.
+
+    /// Finds messages by look-up hash, newest first, until `see` says no or `candidates` records were
+    /// looked at. The caller checks the key itself: hashes collide. Answers whether there may be more.
+    /// Blocks on the device.
     pub fn lookup(
         &self,
         hash: u64,
         candidates: usize,
-        keep: impl FnMut(&Found) -> bool,
+        see: impl FnMut(Found) -> bool,
     ) -> Result<bool, StoreError> {
-        todo!()
+        self.shard.lookup(hash, candidates, see)
     }
+
     /// Offset by store time. Reads the index only.
     pub fn offset_by_time(&self, queue: &Queue, ms: u64, bound: TimeBound) -> u64 {
-        todo!()
+        self.shard.offset_by_time(queue, ms, bound)
     }
+
     /// Store time of the first visible message at or after `offset`; `None` when there is none.
     pub fn store_ms_at(&self, queue: &Queue, offset: u64) -> Option<u64> {
-        todo!()
+        self.shard.store_ms_at(queue, offset)
     }
-    /// Messages in [from, end) that are not LOST.
+
+    /// Visible messages from `from` on that are not lost.
     pub fn count(&self, queue: &Queue, from: u64) -> u64 {
-        todo!()
+        self.shard.count(queue, from)
     }
+}
+
+fn page<T>(
+    mut all: Vec<Arc<T>>,
+    name: impl Fn(&T) -> &str,
+    after: &str,
+    prefix: &str,
+    limit: usize,
+) -> Vec<Arc<T>> {
+    all.retain(|item| name(item) > after && name(item).starts_with(prefix));
+    all.sort_by(|a, b| name(a).cmp(name(b)));
+    all.truncate(limit);
+    all
 }

@@ -1,11 +1,26 @@
-//! Topics, groups and their progress, as the log has them.
+//! Topics, groups and their progress, as the log has them: the fold over its records.
+//!
+//! Every change comes through [`Tables::apply`], live under the log's lock and again at recovery. Each
+//! entity remembers where its newest record stands, so that seeing a record twice does no harm and
+//! retention knows what must be copied forward.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::RwLock;
 
+use super::{
+    change::Change,
+    index::{Block, Entry, IndexSpace, Lookup, QueueIndex},
+};
 use crate::model::{
-    GroupId, GroupName, GroupSettings, LogPosition, QueueKey, TopicId, TopicName, TopicSettings,
+    DurabilityLevel, GroupId, GroupName, GroupSettings, LogPosition, QueueKey, TopicId, TopicName,
+    TopicSettings, Visibility,
 };
 
 /// Which queues message groups are spread over. Adding queues leaves it as it is, so that no group moves.
@@ -32,27 +47,257 @@ pub struct Topic {
     pub queues: Vec<Arc<Queue>>,
     /// Where its newest record stands.
     pub position: LogPosition,
+    /// Queues that were taken away. Kept, so that their offsets are not given out twice should they return.
+    pub(super) retired: Vec<Arc<Queue>>,
+}
+
+impl Topic {
+    /// Whether readers see messages before they are synced.
+    pub(super) fn visible_early(&self) -> bool {
+        self.settings.durability == DurabilityLevel::Async && self.settings.visibility == Visibility::Appended
+    }
+
+    pub(super) fn all_queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
+        self.queues.iter().chain(&self.retired)
+    }
+
+    /// Bytes of log that its messages take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.bytes()).sum()
+    }
 }
 
 /// One queue.
 #[derive(Debug)]
 pub struct Queue {
     key: QueueKey,
+    /// Next offset to give out. Written under the log's lock.
+    next: AtomicU64,
+    /// First offset that is kept.
+    start: AtomicU64,
+    /// Readers may see what is below.
+    visible: AtomicU64,
+    /// Log bytes of the messages from `start` on.
+    bytes: AtomicU64,
+    /// Where the newest record of its bounds stands; 0: there is none.
+    bounds_position: AtomicU64,
+    /// Found damaged; until it is rebuilt, readers stop before the damage.
+    index_damaged: AtomicBool,
+    /// Its topic was deleted; what is still on its way is not indexed.
+    gone: AtomicBool,
+    index: RwLock<QueueIndex>,
 }
 
-#[allow(clippy::todo)]
 impl Queue {
+    pub(super) fn new(key: QueueKey) -> Self {
+        Self {
+            key,
+            next: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            visible: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            bounds_position: AtomicU64::new(0),
+            index_damaged: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            index: RwLock::default(),
+        }
+    }
+
+    /// From a snapshot.
+    pub(super) fn restore(
+        key: QueueKey,
+        start: u64,
+        next: u64,
+        bytes: u64,
+        bounds: u64,
+        index: QueueIndex,
+    ) -> Self {
+        Self {
+            key,
+            next: AtomicU64::new(next),
+            start: AtomicU64::new(start),
+            visible: AtomicU64::new(next),
+            bytes: AtomicU64::new(bytes),
+            bounds_position: AtomicU64::new(bounds),
+            index_damaged: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            index: RwLock::new(index),
+        }
+    }
+
     /// Which queue this is.
     pub fn key(&self) -> QueueKey {
         self.key
     }
+
     /// First offset, and end of what readers may see.
     pub fn bounds(&self) -> (u64, u64) {
-        todo!()
+        // The end first: it is never below a start read later than it by more than retention allows.
+        let visible = self.visible.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Acquire);
+        (start.min(visible), visible)
     }
+
     /// Bytes of log that its messages take.
     pub fn bytes(&self) -> u64 {
-        todo!()
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start.load(Ordering::Acquire)
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.next.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take(&self, count: u64) -> u64 {
+        self.next.fetch_add(count, Ordering::AcqRel)
+    }
+
+    pub(super) fn bounds_position(&self) -> u64 {
+        self.bounds_position.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn index(&self) -> &RwLock<QueueIndex> {
+        &self.index
+    }
+
+    pub(super) fn index_damaged(&self) -> &AtomicBool {
+        &self.index_damaged
+    }
+
+    /// Lets readers see what is below `end`.
+    pub(super) fn publish(&self, end: u64) {
+        self.visible.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// Hides what is not below `end` again: the log was fenced before it became durable.
+    pub(super) fn withdraw(&self, end: u64) {
+        self.visible.fetch_min(end, Ordering::AcqRel);
+    }
+
+    /// Adds entries for offsets that were taken, in order.
+    pub(super) fn append(&self, space: &IndexSpace, first: u64, entries: &[Entry]) -> std::io::Result<()> {
+        let mut index = self.index.write();
+        if self.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if let Some(end) = index.end().filter(|&end| end < first) {
+            index.push_hole(end, first);
+        }
+        let mut bytes = 0;
+        for (offset, entry) in (first..).zip(entries) {
+            index.push(space, self.key, offset, entry)?;
+            bytes += u64::from(entry.length);
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A message as the log tells of it at recovery. `false` when it was known already.
+    pub(super) fn replay(
+        &self,
+        space: &IndexSpace,
+        offset: u64,
+        entry: &Entry,
+        relocated: bool,
+    ) -> std::io::Result<bool> {
+        let (start, next) = (self.start(), self.next());
+        if offset < start {
+            return Ok(false);
+        }
+        if offset >= next {
+            if offset > next.max(start) {
+                let mut index = self.index.write();
+                let from = index.end().unwrap_or(next.max(start));
+                index.push_hole(from, offset);
+            }
+            self.next.store(offset + 1, Ordering::Release);
+            self.append(space, offset, std::slice::from_ref(entry))?;
+            return Ok(true);
+        }
+        let mut index = self.index.write();
+        let known = index.get(space, self.key, offset);
+        let newer = match known {
+            Lookup::Entry(known) => relocated && known.position < entry.position,
+            Lookup::Lost(_) | Lookup::Damaged => true,
+            Lookup::Outside => false,
+        };
+        if newer {
+            index.replace(space, self.key, offset, entry)?;
+            if matches!(known, Lookup::Lost(_)) {
+                self.bytes.fetch_add(u64::from(entry.length), Ordering::Relaxed);
+            }
+        }
+        Ok(newer)
+    }
+
+    /// Moves the start up and forgets what is below.
+    fn set_start(&self, space: &IndexSpace, start: u64) {
+        let old = self.start();
+        if start <= old {
+            return;
+        }
+        let mut index = self.index.write();
+        let mut gone = 0;
+        index.walk(space, self.key, old, start.min(self.next()), |_, seen| {
+            if let Lookup::Entry(entry) = seen {
+                gone += u64::from(entry.length);
+            }
+            true
+        });
+        index.trim(space, start);
+        let _ = self
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| Some(bytes.saturating_sub(gone)));
+        self.start.store(start, Ordering::Release);
+        self.next.fetch_max(start, Ordering::AcqRel);
+    }
+
+    /// The message before `end` and what is missing before it are lost.
+    pub(super) fn lose_up_to(&self, end: u64) {
+        self.set_end(end);
+    }
+
+    /// Moves the end up past lost offsets.
+    fn set_end(&self, end: u64) {
+        let next = self.next();
+        if end > next {
+            let from = next.max(self.start());
+            if end > from {
+                self.index.write().push_hole(from, end);
+            }
+            self.next.store(end, Ordering::Release);
+        }
+    }
+
+    /// Puts an entry back that was found in the log while the index is being rebuilt.
+    pub(super) fn mend(&self, space: &IndexSpace, offset: u64, entry: &Entry) {
+        if offset < self.start() {
+            return;
+        }
+        let mut index = self.index.write();
+        let older = match index.get(space, self.key, offset) {
+            Lookup::Damaged => true,
+            Lookup::Entry(known) => known.position < entry.position,
+            Lookup::Lost(_) | Lookup::Outside => false,
+        };
+        if older && let Err(error) = index.replace(space, self.key, offset, entry) {
+            tracing::error!(%error, "cannot mend a queue index");
+        }
+    }
+
+    /// What the log does not have either is lost.
+    pub(super) fn give_up_damaged(&self, space: &IndexSpace) {
+        self.index.write().give_up_damaged(space, self.key, self.start());
+    }
+
+    /// Gives its index blocks back.
+    fn clear(&self, space: &IndexSpace) {
+        let mut index = self.index.write();
+        self.gone.store(true, Ordering::Release);
+        index.trim(space, u64::MAX);
     }
 }
 
@@ -76,7 +321,7 @@ pub struct Group {
     pub settings: GroupSettings,
     /// Where its newest record stands.
     pub position: LogPosition,
-    pub(super) progress: Arc<RwLock<HashMap<QueueKey, Committed>>>,
+    pub(super) progress: Progress,
 }
 
 impl Group {
@@ -88,5 +333,327 @@ impl Group {
     /// Progress on all queues, in no order.
     pub fn progress(&self) -> Vec<(QueueKey, Committed)> {
         self.progress.read().iter().map(|(&queue, &committed)| (queue, committed)).collect()
+    }
+}
+
+/// Everything of a shard that is folded from its log.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    topics: RwLock<Topics>,
+    groups: RwLock<Groups>,
+    writer: RwLock<Writer>,
+}
+
+/// What the log says of its latest writer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Writer {
+    pub epoch: u32,
+    pub boot_id: String,
+    /// It ended cleanly, and nothing came after.
+    pub closed: bool,
+    /// Offsets that readers of async queues may have seen.
+    pub reserved: HashMap<QueueKey, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Topics {
+    by_name: HashMap<TopicName, Arc<Topic>>,
+    by_id: HashMap<TopicId, Arc<Topic>>,
+    /// Queues of topics whose own record stands further on in the log. At recovery only.
+    unknown: HashMap<TopicId, Vec<Arc<Queue>>>,
+}
+
+#[derive(Debug, Default)]
+struct Groups {
+    by_name: HashMap<GroupName, Arc<Group>>,
+    by_id: HashMap<GroupId, Arc<Group>>,
+    /// Progress of groups whose own record stands further on in the log. At recovery only.
+    unknown: HashMap<GroupId, Progress>,
+}
+
+type Progress = Arc<RwLock<HashMap<QueueKey, Committed>>>;
+
+impl Tables {
+    pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
+        self.topics.read().by_name.get(name).cloned()
+    }
+
+    pub fn topic_by_id(&self, id: TopicId) -> Option<Arc<Topic>> {
+        self.topics.read().by_id.get(&id).cloned()
+    }
+
+    pub fn topics(&self) -> Vec<Arc<Topic>> {
+        self.topics.read().by_id.values().cloned().collect()
+    }
+
+    pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
+        self.groups.read().by_name.get(name).cloned()
+    }
+
+    pub fn groups(&self) -> Vec<Arc<Group>> {
+        self.groups.read().by_id.values().cloned().collect()
+    }
+
+    /// Numbers of topics and groups.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.topics.read().by_id.len() as u64, self.groups.read().by_id.len() as u64)
+    }
+
+    /// The queue, also one that was taken away.
+    pub fn queue(&self, key: QueueKey) -> Option<Arc<Queue>> {
+        let topics = self.topics.read();
+        topics.by_id.get(&key.topic)?.all_queues().nth(key.queue as usize).cloned()
+    }
+
+    /// As [`Tables::queue`], also of a topic that is not known yet: its record was copied forward when
+    /// retention removed the old one, and stands behind its messages now.
+    pub fn queue_at_recovery(&self, key: QueueKey) -> Option<Arc<Queue>> {
+        if let Some(queue) = self.queue(key) {
+            return Some(queue);
+        }
+        let mut topics = self.topics.write();
+        if topics.by_id.contains_key(&key.topic) {
+            drop(topics);
+            return self.retire(key);
+        }
+        if key.queue >= crate::model::MAX_QUEUES {
+            return None;
+        }
+        let queues = topics.unknown.entry(key.topic).or_default();
+        while queues.len() <= key.queue as usize {
+            let queue = u32::try_from(queues.len()).ok()?;
+            queues.push(Arc::new(Queue::new(QueueKey { topic: key.topic, queue })));
+        }
+        queues.get(key.queue as usize).cloned()
+    }
+
+    /// The log was read to its end: what is still unknown belongs to topics and groups that are gone.
+    /// Everything there is can be seen.
+    pub fn recovered(&self, space: &IndexSpace) {
+        let topics = &mut *self.topics.write();
+        for queue in topics.unknown.drain().flat_map(|(_, queues)| queues) {
+            queue.clear(space);
+        }
+        for topic in topics.by_id.values() {
+            for queue in topic.all_queues() {
+                queue.publish(queue.next());
+            }
+        }
+        let groups = &mut *self.groups.write();
+        groups.unknown.clear();
+        for group in groups.by_id.values() {
+            group.progress.write().retain(|queue, _| topics.by_id.contains_key(&queue.topic));
+        }
+    }
+
+    /// The fold. Only the order of positions counts, not how often a record is seen. Answers the topic
+    /// that the change made or left, for whoever wants to tell others.
+    pub fn apply(&self, space: &IndexSpace, change: &Change, position: u64) {
+        let position = LogPosition(position);
+        match change {
+            Change::Opened { epoch, boot_id, .. } => {
+                let mut writer = self.writer.write();
+                if *epoch > writer.epoch {
+                    *writer = Writer { epoch: *epoch, boot_id: boot_id.clone(), ..Writer::default() };
+                }
+            }
+            Change::Closed => self.writer.write().closed = true,
+            Change::Reserved { queue, until } => {
+                let mut writer = self.writer.write();
+                let reserved = writer.reserved.entry(*queue).or_insert(0);
+                *reserved = (*reserved).max(*until);
+            }
+            Change::Topic { id, name, settings, map } => {
+                self.put_topic(space, *id, name, settings, *map, position);
+            }
+            Change::TopicDeleted { id } => self.delete_topic(space, *id, position),
+            Change::Group { id, name, settings } => self.put_group(*id, name, settings, position),
+            Change::GroupDeleted { id } => self.delete_group(*id, position),
+            Change::Progress { group, offsets } => self.put_progress(*group, offsets, position),
+            Change::Bounds { queue, start, end, .. } => {
+                self.put_bounds(space, *queue, *start, *end, position)
+            }
+        }
+    }
+
+    /// What the log says of its latest writer.
+    pub fn writer(&self) -> Writer {
+        self.writer.read().clone()
+    }
+
+    /// From a snapshot.
+    pub fn restore_writer(&self, writer: Writer) {
+        *self.writer.write() = writer;
+    }
+
+    /// A new topic, with the queues that its maker holds; or one from a snapshot.
+    pub fn insert_topic(&self, topic: Arc<Topic>) {
+        let mut topics = self.topics.write();
+        topics.by_name.insert(topic.name.clone(), Arc::clone(&topic));
+        topics.by_id.insert(topic.id, topic);
+    }
+
+    /// A new group, or one from a snapshot.
+    pub fn insert_group(&self, group: Arc<Group>) {
+        let mut groups = self.groups.write();
+        groups.by_name.insert(group.name.clone(), Arc::clone(&group));
+        groups.by_id.insert(group.id, group);
+    }
+
+    fn put_topic(
+        &self,
+        space: &IndexSpace,
+        id: TopicId,
+        name: &TopicName,
+        settings: &TopicSettings,
+        map: QueueMap,
+        position: LogPosition,
+    ) {
+        let mut topics = self.topics.write();
+        let known = topics.by_id.get(&id);
+        if known.is_some_and(|known| known.position >= position) {
+            return;
+        }
+        let known: Option<Vec<_>> = known.map(|known| known.all_queues().cloned().collect());
+        let mut queues = known.or_else(|| topics.unknown.remove(&id)).unwrap_or_default();
+        while queues.len() < settings.queues as usize {
+            let queue = u32::try_from(queues.len()).unwrap_or(u32::MAX);
+            queues.push(Arc::new(Queue::new(QueueKey { topic: id, queue })));
+        }
+        let retired = queues.split_off(settings.queues as usize);
+        for queue in &retired {
+            queue.set_start(space, queue.next());
+        }
+        let topic = Arc::new(Topic {
+            id,
+            name: name.clone(),
+            settings: settings.clone(),
+            map,
+            queues,
+            position,
+            retired,
+        });
+        topics.by_id.insert(id, Arc::clone(&topic));
+        // A deleted life of the name may be seen again while recovery replays; the younger one stays.
+        let younger = topics.by_name.get(name).is_some_and(|other| other.id > id);
+        if !younger {
+            topics.by_name.insert(name.clone(), topic);
+        }
+    }
+
+    fn delete_topic(&self, space: &IndexSpace, id: TopicId, position: LogPosition) {
+        let gone = {
+            let mut topics = self.topics.write();
+            for queue in topics.unknown.remove(&id).into_iter().flatten() {
+                queue.clear(space);
+            }
+            let Some(topic) = topics.by_id.get(&id).filter(|topic| topic.position < position).cloned() else {
+                return;
+            };
+            topics.by_id.remove(&id);
+            if topics.by_name.get(&topic.name).is_some_and(|named| named.id == id) {
+                topics.by_name.remove(&topic.name);
+            }
+            topic
+        };
+        for queue in gone.all_queues() {
+            queue.clear(space);
+        }
+        for group in self.groups() {
+            group.progress.write().retain(|queue, _| queue.topic != id);
+        }
+    }
+
+    fn put_group(&self, id: GroupId, name: &GroupName, settings: &GroupSettings, position: LogPosition) {
+        let mut groups = self.groups.write();
+        let known = groups.by_id.get(&id);
+        if known.is_some_and(|known| known.position >= position) {
+            return;
+        }
+        let known = known.map(|known| Arc::clone(&known.progress));
+        let progress = known.or_else(|| groups.unknown.remove(&id)).unwrap_or_default();
+        let group =
+            Arc::new(Group { id, name: name.clone(), settings: settings.clone(), position, progress });
+        groups.by_id.insert(id, Arc::clone(&group));
+        if groups.by_name.get(name).is_none_or(|other| other.id <= id) {
+            groups.by_name.insert(name.clone(), group);
+        }
+    }
+
+    fn delete_group(&self, id: GroupId, position: LogPosition) {
+        let mut groups = self.groups.write();
+        groups.unknown.remove(&id);
+        let Some(group) = groups.by_id.get(&id).filter(|group| group.position < position).cloned() else {
+            return;
+        };
+        groups.by_id.remove(&id);
+        if groups.by_name.get(&group.name).is_some_and(|named| named.id == id) {
+            groups.by_name.remove(&group.name);
+        }
+    }
+
+    fn put_progress(&self, id: GroupId, offsets: &[(QueueKey, u64)], position: LogPosition) {
+        let known = self.groups.read().by_id.get(&id).map(|group| Arc::clone(&group.progress));
+        let progress =
+            known.unwrap_or_else(|| Arc::clone(self.groups.write().unknown.entry(id).or_default()));
+        let mut progress = progress.write();
+        for &(queue, offset) in offsets {
+            let committed = progress.entry(queue).or_insert(Committed { offset, position });
+            if committed.position <= position {
+                *committed = Committed { offset, position };
+            }
+        }
+    }
+
+    fn put_bounds(&self, space: &IndexSpace, key: QueueKey, start: u64, end: u64, position: LogPosition) {
+        let Some(queue) = self.queue_at_recovery(key) else { return };
+        if queue.bounds_position() > position.0 {
+            return;
+        }
+        queue.bounds_position.store(position.0, Ordering::Relaxed);
+        queue.set_start(space, start);
+        queue.set_end(end);
+    }
+
+    /// A queue that was taken away, known only by its bounds since retention removed the rest.
+    fn retire(&self, key: QueueKey) -> Option<Arc<Queue>> {
+        let mut topics = self.topics.write();
+        let topic = topics.by_id.get(&key.topic).cloned()?;
+        let mut retired = topic.retired.clone();
+        let first = u32::try_from(topic.queues.len()).ok()?;
+        let wanted = key.queue.checked_sub(first)? as usize;
+        if key.queue >= crate::model::MAX_QUEUES {
+            return None;
+        }
+        while retired.len() <= wanted {
+            let queue = first + u32::try_from(retired.len()).ok()?;
+            retired.push(Arc::new(Queue::new(QueueKey { topic: topic.id, queue })));
+        }
+        let queue = retired.get(wanted).cloned();
+        let topic = Arc::new(Topic {
+            id: topic.id,
+            name: topic.name.clone(),
+            settings: topic.settings.clone(),
+            map: topic.map,
+            queues: topic.queues.clone(),
+            position: topic.position,
+            retired,
+        });
+        if topics.by_name.get(&topic.name).is_some_and(|named| named.id == topic.id) {
+            topics.by_name.insert(topic.name.clone(), Arc::clone(&topic));
+        }
+        topics.by_id.insert(topic.id, topic);
+        queue
+    }
+
+    /// All index blocks in use.
+    pub fn blocks(&self) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        for topic in self.topics() {
+            for queue in topic.all_queues() {
+                blocks.extend_from_slice(queue.index.read().blocks());
+            }
+        }
+        blocks
     }
 }

@@ -1,0 +1,160 @@
+//! Upkeep beside the writer: runs of the key index, snapshots, free space, rebuilt indexes, retention.
+//! Every step is bounded; the thread looks for work a few times a second.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::{
+    frame::{Record, RecordHeader, RecordKind},
+    index::Entry,
+    retention::Retention,
+    scan::{Scan, Sink},
+    shard::Shard,
+    snapshot,
+    tables::Queue,
+};
+use crate::model::{QueueKey, TopicId};
+
+const SPACE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When things were done last.
+pub struct Keeper {
+    space_at: Duration,
+    snapshot_at: Duration,
+    retention_at: Duration,
+    retention: Retention,
+    /// Where the log stood when a snapshot failed; not tried again before it has grown.
+    snapshot_failed: Option<u64>,
+}
+
+impl Keeper {
+    pub fn new(shard: &Shard) -> Self {
+        let now = shard.clock.monotonic();
+        Self {
+            space_at: now,
+            snapshot_at: now,
+            retention_at: now,
+            retention: Retention::new(shard),
+            snapshot_failed: None,
+        }
+    }
+
+    /// One look at everything.
+    pub fn tick(&mut self, shard: &Arc<Shard>) {
+        let now = shard.clock.monotonic();
+        if now.saturating_sub(self.space_at) >= SPACE_INTERVAL {
+            self.space_at = now;
+            shard.look_at_space();
+        }
+        if shard.inner.lock().fenced.is_some() {
+            return;
+        }
+        self.flush_keys(shard);
+        self.rebuild_indexes(shard);
+        if self.snapshot_due(shard, now) {
+            self.snapshot(shard, now);
+        }
+        if now.saturating_sub(self.retention_at) >= shard.options.retention_interval {
+            self.retention_at = now;
+            if self.retention.pass(shard) && !shard.stopping() {
+                self.snapshot(shard, now);
+                self.retention.remove_segments(shard);
+            }
+        }
+    }
+
+    fn flush_keys(&mut self, shard: &Arc<Shard>) {
+        // Runs must not name positions that a crash can take back.
+        let durable = shard.durable.load(Ordering::Acquire).min(shard.dispatched.load(Ordering::Acquire));
+        if !shard.keys.due(durable) {
+            return;
+        }
+        if let Err(error) = shard.keys.flush(durable).and_then(|()| shard.keys.merge(durable)) {
+            tracing::warn!(%error, "cannot write the key index; trying again");
+        }
+    }
+
+    fn snapshot_due(&self, shard: &Shard, now: Duration) -> bool {
+        let behind =
+            shard.dispatched.load(Ordering::Acquire) - shard.snapshot_position.load(Ordering::Acquire);
+        let overdue = now.saturating_sub(self.snapshot_at) >= shard.options.snapshot_interval;
+        // A mark or two of an idle log are not worth one.
+        let anything = behind > 1024;
+        let failed = self.snapshot_failed == Some(shard.dispatched.load(Ordering::Acquire));
+        (behind >= shard.options.snapshot_bytes || (overdue && anything)) && !failed
+    }
+
+    fn snapshot(&mut self, shard: &Arc<Shard>, now: Duration) {
+        self.snapshot_at = now;
+        match snapshot::save(shard) {
+            Ok(saved) => {
+                self.snapshot_failed = None;
+                shard.snapshot_position.store(saved.position, Ordering::Release);
+            }
+            Err(error) => {
+                self.snapshot_failed = Some(shard.dispatched.load(Ordering::Acquire));
+                tracing::warn!(%error, "cannot save a snapshot; the next start reads more of the log");
+            }
+        }
+    }
+
+    /// Rebuilds the index of queues where damage was found, from the log.
+    fn rebuild_indexes(&mut self, shard: &Arc<Shard>) {
+        let damaged: Vec<Arc<Queue>> = shard
+            .tables
+            .topics()
+            .iter()
+            .flat_map(|topic| topic.queues.clone())
+            .filter(|queue| queue.index_damaged().load(Ordering::Acquire))
+            .collect();
+        if damaged.is_empty() {
+            return;
+        }
+        let from = shard.segments.all().first().map_or(0, |segment| segment.base);
+        let mut sink = Rebuild { shard, queues: &damaged };
+        if let Err(error) = Scan::new(&shard.segments, shard.seed, (0, 0), &mut sink).run(from) {
+            tracing::error!(%error, "cannot rebuild a damaged queue index; trying again");
+            return;
+        }
+        let mut ends = Vec::new();
+        for queue in &damaged {
+            queue.give_up_damaged(&shard.space);
+            queue.index_damaged().store(false, Ordering::Release);
+            ends.push((queue.key(), queue.bounds().1));
+        }
+        tracing::warn!(queues = damaged.len(), "rebuilt damaged queue indexes from the log");
+        shard.news.grew(&ends);
+    }
+}
+
+/// Puts entries of damaged queues back where the log has their messages.
+struct Rebuild<'a> {
+    shard: &'a Arc<Shard>,
+    queues: &'a [Arc<Queue>],
+}
+
+impl Sink for Rebuild<'_> {
+    fn record(&mut self, record: &Record<'_>) {
+        let header = &record.header;
+        if header.kind != RecordKind::Message {
+            return;
+        }
+        let key = QueueKey { topic: TopicId(header.topic), queue: header.queue };
+        if let Some(queue) = self.queues.iter().find(|queue| queue.key() == key) {
+            let entry = Entry {
+                position: record.position,
+                length: u32::try_from(header.total()).unwrap_or(u32::MAX),
+                tag_hash: header.tag_hash,
+                store_ms: header.store_ms,
+            };
+            queue.mend(&self.shard.space, header.offset, &entry);
+        }
+    }
+    fn lost_message(&mut self, _header: &RecordHeader) {}
+    fn damage(&mut self, _file: String, _begin: u64, _end: u64, _text: &str) {}
+    fn progress(&mut self, position: u64) {
+        tracing::info!(position, "rebuilding a queue index from the log");
+    }
+}

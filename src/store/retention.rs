@@ -1,0 +1,403 @@
+//! Gives space back: moves the start of queues by age and size, then removes the oldest segments.
+//!
+//! Nothing that is live goes with a segment. Messages that stay and the newest record of every topic,
+//! group, progress and queue are copied to the end of the log first, synced, and found there by the index
+//! before the file is removed.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::{
+    Purpose, Queue, TimeBound, Topic,
+    change::Change,
+    frame::Record,
+    index::Lookup,
+    segment::{HEADER_BYTES, Segment},
+    shard::Shard,
+};
+use crate::model::QueueKey;
+
+/// Wall clock and monotonic clock may drift apart this far before retention by age waits.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(600);
+/// Changes and copies are appended in frames of about this size.
+const FRAME_BYTES: usize = 1 << 20;
+/// Changes in one frame.
+const FRAME_CHANGES: usize = 1024;
+/// Segments removed in one pass; more wait for the next, so that deletion is paced.
+const SEGMENTS_A_PASS: usize = 4;
+
+/// What retention remembers between passes.
+pub struct Retention {
+    wall_ms: u64,
+    monotonic: Duration,
+    clock_warned: bool,
+}
+
+impl Retention {
+    pub fn new(shard: &Shard) -> Self {
+        Self { wall_ms: shard.clock.now_ms(), monotonic: shard.clock.monotonic(), clock_warned: false }
+    }
+
+    /// Moves starts up. Answers whether a segment may be removable.
+    pub fn pass(&mut self, shard: &Arc<Shard>) -> bool {
+        let age_may_act = self.clocks_agree(shard);
+        let mut moved = Vec::new();
+        for topic in shard.tables.topics() {
+            if age_may_act {
+                by_age(shard, &topic, &mut moved);
+            }
+            by_size(shard, &topic, &mut moved);
+        }
+        by_disk_limit(shard, &mut moved);
+        move_starts(shard, moved);
+        oldest_sealed(shard).is_some_and(|segment| live_bytes(shard, &segment) <= segment.capacity / 2)
+    }
+
+    /// Whether time went by as it should since the last pass. A clock that was set years ahead must not
+    /// take everything; when it is set back, or has proved right for long, age acts again.
+    fn clocks_agree(&mut self, shard: &Shard) -> bool {
+        let wall = shard.clock.now_ms();
+        let expected = u64::try_from((shard.clock.monotonic().saturating_sub(self.monotonic)).as_millis())
+            .unwrap_or(u64::MAX)
+            .saturating_add(self.wall_ms);
+        let apart = Duration::from_millis(wall.abs_diff(expected));
+        let agree = apart <= CLOCK_TOLERANCE;
+        if agree {
+            self.clock_warned = false;
+            // Small corrections are followed.
+            self.wall_ms = wall;
+            self.monotonic = shard.clock.monotonic();
+        } else if !self.clock_warned {
+            self.clock_warned = true;
+            tracing::warn!(event = "storage.clock_jumped", apart = ?apart, "the wall clock jumped; retention by age waits until it agrees again or the broker is restarted");
+        }
+        agree
+    }
+
+    /// Removes oldest segments in which nothing is live any more, after copying what is.
+    pub fn remove_segments(&mut self, shard: &Arc<Shard>) {
+        for _ in 0..SEGMENTS_A_PASS {
+            let Some(segment) = oldest_sealed(shard) else { return };
+            if shard.snapshot_position.load(Ordering::Acquire) < segment.end() {
+                return;
+            }
+            if live_bytes(shard, &segment) > segment.capacity / 2 {
+                return;
+            }
+            if let Err(error) = copy_forward(shard, &segment).and_then(|()| remove(shard, &segment)) {
+                tracing::warn!(%error, file = %segment.path.display(), "cannot remove a segment; trying again");
+                return;
+            }
+        }
+    }
+}
+
+/// The oldest segment, if the log has left it for good.
+fn oldest_sealed(shard: &Shard) -> Option<Arc<Segment>> {
+    let segment = shard.segments.all().first().cloned()?;
+    let through = shard.durable.load(Ordering::Acquire).min(shard.dispatched.load(Ordering::Acquire));
+    (segment.end() <= through).then_some(segment)
+}
+
+type Moved = Vec<(Arc<Queue>, u64)>;
+
+fn by_age(shard: &Shard, topic: &Topic, moved: &mut Moved) {
+    let Some(age) = topic.settings.retention.age else { return };
+    let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    let Some(cutoff) = shard.clock.now_ms().checked_sub(age) else { return };
+    for queue in &topic.queues {
+        let (start, end) = queue.bounds();
+        // The oldest message decides whether a search is worth it.
+        if start == end || shard.store_ms_at(queue, start).is_none_or(|oldest| oldest >= cutoff) {
+            continue;
+        }
+        let keep_from = shard.offset_by_time(queue, cutoff, TimeBound::FirstAtOrAfter);
+        if keep_from > start {
+            moved.push((Arc::clone(queue), keep_from));
+        }
+    }
+}
+
+/// Drops the topic's oldest messages, whatever their queue, until it is within its size.
+fn by_size(shard: &Shard, topic: &Topic, moved: &mut Moved) {
+    let Some(limit) = topic.settings.retention.bytes else { return };
+    let total = topic.bytes();
+    if total <= limit {
+        return;
+    }
+    let excess = total - limit;
+    let newest = shard.inner.lock().last_ms;
+    let oldest = topic.queues.iter().filter_map(|queue| shard.store_ms_at(queue, queue.start())).min();
+    let Some(oldest) = oldest else { return };
+    // The earliest time such that what was stored before it makes up the excess.
+    let (mut low, mut high) = (oldest, newest.saturating_add(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let freed: u64 = topic.queues.iter().map(|queue| bytes_before(shard, queue, middle, excess)).sum();
+        if freed >= excess {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    for queue in &topic.queues {
+        let keep_from = shard.offset_by_time(queue, low, TimeBound::FirstAtOrAfter);
+        if keep_from > queue.start() {
+            moved.push((Arc::clone(queue), keep_from));
+        }
+    }
+}
+
+/// Bytes of messages stored before `ms`; not counted on once `enough`.
+fn bytes_before(shard: &Shard, queue: &Queue, ms: u64, enough: u64) -> u64 {
+    let (start, end) = queue.bounds();
+    let mut bytes = 0;
+    queue.index().read().walk(&shard.space, queue.key(), start, end, |_, seen| match seen {
+        Lookup::Entry(entry) if entry.store_ms < ms => {
+            bytes += u64::from(entry.length);
+            bytes < enough
+        }
+        Lookup::Lost(_) => true,
+        _ => false,
+    });
+    bytes
+}
+
+/// Above the shard's limit the oldest segment's messages go, read or not.
+fn by_disk_limit(shard: &Shard, moved: &mut Moved) {
+    let limit = shard.options.disk_limit_bytes;
+    let (_, bytes) = shard.segments.size();
+    if limit == 0 || bytes <= limit {
+        return;
+    }
+    let Some(segment) = oldest_sealed(shard) else { return };
+    let boundary = boundary_ms(shard, &segment);
+    for queue in shard.tables.topics().iter().flat_map(|topic| topic.queues.clone()) {
+        let mut keep_from = queue.start();
+        let (start, end) = queue.bounds();
+        queue.index().read().walk(&shard.space, queue.key(), start, end, |offset, seen| match seen {
+            Lookup::Entry(entry) if entry.store_ms > boundary => false,
+            Lookup::Entry(entry) => {
+                if entry.position < segment.end() {
+                    keep_from = offset + 1;
+                }
+                true
+            }
+            Lookup::Lost(_) => true,
+            _ => false,
+        });
+        if keep_from > start {
+            moved.push((queue, keep_from));
+        }
+    }
+}
+
+/// Store times in the segment are not above this.
+fn boundary_ms(shard: &Shard, segment: &Segment) -> u64 {
+    let next = shard.segments.holding(segment.end()).and_then(|next| {
+        let mut header = [0; super::frame::FRAME_HEADER];
+        next.read(&mut header, next.base).ok()?;
+        super::frame::FrameHeader::decode(shard.seed, next.base, &header).ok()
+    });
+    next.map_or(u64::MAX, |frame| frame.store_ms)
+}
+
+fn move_starts(shard: &Arc<Shard>, moved: Moved) {
+    for part in moved.chunks(FRAME_CHANGES) {
+        let unread: u64 = part.iter().map(|(queue, start)| unread_below(shard, queue, *start)).sum();
+        if unread > 0 {
+            shard.metrics.unread_removed(unread);
+            tracing::warn!(
+                event = "storage.deleted",
+                unread,
+                "retention removes messages that a group has not read"
+            );
+        }
+        let changed = shard.transact::<(), ()>(Purpose::State, |tx| {
+            for (queue, start) in part {
+                let end = queue.next().max(*start);
+                tx.change(Change::Bounds { queue: queue.key(), start: *start, end, lost: Vec::new() });
+            }
+            Ok(())
+        });
+        if changed.is_err() {
+            return;
+        }
+    }
+}
+
+/// Messages below `start` that a group with progress on the queue has not read.
+fn unread_below(shard: &Shard, queue: &Queue, start: u64) -> u64 {
+    let read =
+        shard.tables.groups().iter().filter_map(|group| group.committed(queue.key())).map(|c| c.offset).min();
+    read.map_or(0, |read| start.saturating_sub(read.max(queue.start())))
+}
+
+/// Bytes of messages in the segment that are still wanted; not counted further once it is too many.
+fn live_bytes(shard: &Shard, segment: &Segment) -> u64 {
+    let boundary = boundary_ms(shard, segment);
+    let mut bytes = 0;
+    for topic in shard.tables.topics() {
+        for queue in topic.all_queues() {
+            each_live(shard, queue, segment, boundary, |_, length| {
+                bytes += u64::from(length);
+                bytes <= segment.capacity / 2
+            });
+            if bytes > segment.capacity / 2 {
+                return bytes;
+            }
+        }
+    }
+    bytes
+}
+
+/// Offset and record length of the queue's messages that stand in the segment.
+fn each_live(
+    shard: &Shard,
+    queue: &Queue,
+    segment: &Segment,
+    boundary_ms: u64,
+    mut see: impl FnMut((u64, u64), u32) -> bool,
+) {
+    let (start, end) = (queue.start(), queue.index().read().end().unwrap_or(0));
+    queue.index().read().walk(&shard.space, queue.key(), start, end, |offset, seen| match seen {
+        Lookup::Entry(entry) if entry.store_ms > boundary_ms => false,
+        Lookup::Entry(entry) => {
+            let here = (segment.base..segment.end()).contains(&entry.position);
+            !here || see((offset, entry.position), entry.length)
+        }
+        Lookup::Lost(_) | Lookup::Damaged => true,
+        Lookup::Outside => false,
+    });
+}
+
+/// Appends everything live of the segment again and waits until it is durable.
+fn copy_forward(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {
+    let boundary = boundary_ms(shard, segment);
+    let mut last = None;
+    for queue in
+        shard.tables.topics().iter().flat_map(|topic| topic.all_queues().cloned().collect::<Vec<_>>())
+    {
+        let mut live = Vec::new();
+        each_live(shard, &queue, segment, boundary, |place, _| {
+            live.push(place);
+            true
+        });
+        let mut rest = live.as_slice();
+        while !rest.is_empty() {
+            let (copied, pending) = copy_messages(shard, &queue, rest)?;
+            rest = rest.get(copied..).unwrap_or_default();
+            last = Some(pending);
+        }
+    }
+    last = Some(copy_state(shard, segment)?).or(last);
+    match last {
+        Some(pending) => pending.wait().map(|_| ()).map_err(|error| error.to_string()),
+        None => Ok(()),
+    }
+}
+
+/// Copies messages of one queue in one frame, as many as fit.
+fn copy_messages(
+    shard: &Arc<Shard>,
+    queue: &Arc<Queue>,
+    live: &[(u64, u64)],
+) -> Result<(usize, super::Pending), String> {
+    let mut records = Vec::new();
+    let mut bytes = 0;
+    for &(offset, position) in live {
+        let record = shard.record_bytes(position).map_err(|error| error.to_string())?;
+        bytes += record.as_ref().map_or(0, |record| record.len());
+        records.push((offset, position, record));
+        if bytes >= FRAME_BYTES || records.len() >= FRAME_CHANGES {
+            break;
+        }
+    }
+    let appended = shard.transact::<(), ()>(Purpose::State, |tx| {
+        for (offset, position, record) in &records {
+            // Damaged, or removed meanwhile: nothing to copy. Readers of a damaged one are told.
+            let Some(bytes) = record else { continue };
+            let Ok(record) = Record::decode(shard.seed, *position, bytes) else { continue };
+            let meant = record.header.topic == queue.key().topic.0
+                && record.header.queue == queue.key().queue
+                && record.header.offset == *offset;
+            if meant && *offset >= queue.start() {
+                let lookups: Vec<u64> = record.hashes().collect();
+                tx.relocate(queue, &record.header, &lookups, &bytes.slice_ref(record.payload));
+            }
+        }
+        Ok(())
+    });
+    let (_, pending) = appended.map_err(|error| format!("{error:?}"))?;
+    shard.metrics.relocated(bytes as u64);
+    Ok((records.len(), pending))
+}
+
+/// Appends the newest record of everything whose newest record stands in the segment again. What that is
+/// is decided under the log's lock, so that no older value can follow a newer one.
+fn copy_state(shard: &Arc<Shard>, segment: &Segment) -> Result<super::Pending, String> {
+    loop {
+        let appended = shard.transact::<bool, ()>(Purpose::State, |tx| {
+            let mut changes = live_state(shard, segment);
+            let more = changes.len() > FRAME_CHANGES;
+            changes.truncate(FRAME_CHANGES);
+            let writer = shard.tables.writer();
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            tx.change(Change::Opened { epoch: writer.epoch, boot_id: writer.boot_id, version });
+            for (queue, until) in writer.reserved {
+                tx.change(Change::Reserved { queue, until });
+            }
+            changes.into_iter().for_each(|change| tx.change(change));
+            Ok(more)
+        });
+        let (more, pending) = appended.map_err(|error| format!("{error:?}"))?;
+        if !more {
+            return Ok(pending);
+        }
+    }
+}
+
+/// The newest record of everything whose newest record stands in the segment.
+fn live_state(shard: &Shard, segment: &Segment) -> Vec<Change> {
+    let here = |position: u64| (segment.base..segment.end()).contains(&position);
+    let mut changes = Vec::new();
+    for topic in shard.tables.topics() {
+        if here(topic.position.0) {
+            let (id, name, settings, map) = (topic.id, topic.name.clone(), topic.settings.clone(), topic.map);
+            changes.push(Change::Topic { id, name, settings, map });
+        }
+        for queue in topic.all_queues().filter(|queue| queue.next() > 0) {
+            // Without a record of its bounds a queue lives on its messages, the newest of which may go.
+            if queue.bounds_position() < segment.end() {
+                let lost = queue.index().read().holes(queue.start());
+                let (start, end) = (queue.start(), queue.next());
+                changes.push(Change::Bounds { queue: queue.key(), start, end, lost });
+            }
+        }
+    }
+    for group in shard.tables.groups() {
+        if here(group.position.0) {
+            let (id, name, settings) = (group.id, group.name.clone(), group.settings.clone());
+            changes.push(Change::Group { id, name, settings });
+        }
+        let old = group.progress().into_iter().filter(|(_, committed)| here(committed.position.0));
+        let offsets: Vec<(QueueKey, u64)> = old.map(|(queue, committed)| (queue, committed.offset)).collect();
+        for part in offsets.chunks(FRAME_CHANGES) {
+            changes.push(Change::Progress { group: group.id, offsets: part.to_vec() });
+        }
+    }
+    changes
+}
+
+fn remove(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {
+    if live_bytes(shard, segment) > 0 {
+        return Err("something in it is still live".into());
+    }
+    shard.segments.remove(segment.base).map_err(|error| error.to_string())?;
+    shard.keys.remove_below(segment.end());
+    shard.metrics.deleted(HEADER_BYTES + segment.capacity);
+    tracing::info!(event = "storage.deleted", file = %segment.path.display(), bytes = segment.capacity, "removed a log segment");
+    Ok(())
+}
