@@ -24,6 +24,8 @@ mod segment;
 mod shard;
 mod snapshot;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::{
     io,

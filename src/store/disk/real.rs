@@ -1,4 +1,176 @@
 //! The operating system's files.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    ptr,
+    sync::Arc,
+};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{Disk, DiskFile, Region};
+
 /// The operating system's files.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(RealFile(OpenOptions::new().read(true).write(true).open(path)?)))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(RealFile(OpenOptions::new().read(true).write(true).create_new(true).open(path)?)))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                // A name that is not UTF-8 is none of ours.
+                names.extend(entry.file_name().into_string());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()
+    }
+
+    fn free_bytes(&self, dir: &Path) -> io::Result<u64> {
+        let stat = rustix::fs::statvfs(dir)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Box::new(file)),
+            Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct RealFile(File);
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        self.0.read_exact_at(into, at)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn read_at_now(&self, into: &mut [u8], at: u64) -> io::Result<bool> {
+        use rustix::io::{Errno, ReadWriteFlags};
+        let wanted = into.len();
+        match rustix::io::preadv2(&self.0, &mut [io::IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
+            Ok(read) => Ok(read == wanted),
+            // Not in the page cache, or a file system that cannot tell.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR | Errno::NOSYS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn read_at_now(&self, _into: &mut [u8], _at: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        use rustix::{fs::FallocateFlags, io::Errno};
+        let old = self.len()?;
+        if len <= old {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), old, len - old) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            outcome => return outcome.map_err(Into::into),
+        }
+        let zeros = vec![0; 1 << 20];
+        let mut at = old;
+        while at < len {
+            let piece = usize::try_from(len - at).unwrap_or(usize::MAX).min(zeros.len());
+            self.0.write_all_at(zeros.get(..piece).unwrap_or(&zeros), at)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn start_writeback(&self, _at: u64, _len: u64) {}
+
+    fn map(&self) -> io::Result<Arc<dyn Region>> {
+        Ok(Arc::new(Map(MmapOptions::new().map_raw(&self.0)?)))
+    }
+}
+
+#[derive(Debug)]
+struct Map(MmapRaw);
+
+impl Map {
+    /// Where `len` bytes at `at` are, if they are within the map.
+    fn place(&self, at: usize, len: usize) -> Option<*mut u8> {
+        let end = at.checked_add(len)?;
+        // SAFETY: `at` is within the mapped bytes, or just behind them when `len` is 0.
+        (end <= self.0.len()).then(|| unsafe { self.0.as_mut_ptr().add(at) })
+    }
+}
+
+impl Region for Map {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> bool {
+        let Some(from) = self.place(at, into.len()) else { return false };
+        // SAFETY: `from` is valid for that many bytes, `into` is ours and elsewhere, and by the rule of
+        // `Region` nobody changes bytes that somebody may read.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        let Some(to) = self.place(at, bytes.len()) else { return false };
+        // SAFETY: as above; nobody was told of these bytes yet.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        true
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.0.flush()
+    }
+}

@@ -1,0 +1,241 @@
+//! The store as its users see it, on a real directory and on disks that crash.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::{disk::*, *};
+use crate::{
+    model::{DurabilityLevel, GroupSettings, TopicSettings},
+    runtime::SystemClock,
+};
+
+#[derive(Default)]
+pub(super) struct Heard(pub Mutex<Vec<(QueueKey, u64)>>);
+
+impl News for Heard {
+    fn grew(&self, ends: &[(QueueKey, u64)]) {
+        self.0.lock().extend_from_slice(ends);
+    }
+    fn deleted(&self, _topic: TopicId) {}
+}
+
+pub(super) fn options(dir: &str) -> Options {
+    let mut options = Options::new(dir, "test");
+    options.first_segment_bytes = 64 << 10;
+    options.segment_bytes = 64 << 10;
+    options.disk_floor_bytes = 0;
+    options.recent_bytes = 16 << 10;
+    options.boot_id = "boot".into();
+    options
+}
+
+pub(super) fn open(options: Options, disk: &Arc<dyn Disk>) -> Result<Store, OpenError> {
+    let meter = opentelemetry::global::meter("test");
+    Store::open(options, Arc::clone(disk), Arc::new(SystemClock::new()), Arc::new(Heard::default()), &meter)
+}
+
+pub(super) fn name(name: &str) -> TopicName {
+    TopicName::new(name).unwrap()
+}
+
+pub(super) fn create(store: &Store, topic: &str, settings: TopicSettings) -> Result<Arc<Topic>, StoreError> {
+    let made = store.transact::<_, ()>(Purpose::State, |tx| Ok(tx.create_topic(name(topic), settings)));
+    match made {
+        Ok((topic, pending)) => pending.wait().map(|_| topic),
+        Err(TransactError::Store(error)) => Err(error),
+        Err(TransactError::Decided(())) => unreachable!(),
+    }
+}
+
+/// Sends bodies as one batch; the offset of the first.
+pub(super) fn send(store: &Store, topic: &str, queue: u32, bodies: &[Bytes]) -> Result<u64, StoreError> {
+    let topic = store.topic(&name(topic)).ok_or(StoreError::Stopping)?;
+    let queue = &topic.queues[queue as usize];
+    let sent = store.transact::<_, ()>(Purpose::Send, |tx| {
+        let messages = bodies.iter().map(|body| NewMessage {
+            client: body,
+            crc: crc32c::crc32c(body),
+            tag_hash: 0,
+            lookups: &[7],
+        });
+        Ok(tx.send(&topic, queue, messages, |_, place, into| {
+            into.extend_from_slice(&place.offset.to_le_bytes());
+        }))
+    });
+    match sent {
+        Ok((place, pending)) => pending.wait().map(|_| place.offset),
+        Err(TransactError::Store(error)) => Err(error),
+        Err(TransactError::Decided(())) => unreachable!(),
+    }
+}
+
+pub(super) const ALL: ScanLimits = ScanLimits { messages: 10_000, bytes: usize::MAX, entries: 100_000 };
+
+/// All bodies of a queue from its start, with their offsets.
+pub(super) fn read_all(store: &Store, topic: &str, queue: u32) -> Vec<(u64, Bytes)> {
+    let Some(topic) = store.topic(&name(topic)) else { return Vec::new() };
+    let queue = &topic.queues[queue as usize];
+    let mut from = queue.bounds().0;
+    let mut found = Vec::new();
+    loop {
+        let scan = store.scan(queue, from, ALL, |_| true);
+        for fetched in store.fetch(queue.key(), &scan.slots).unwrap() {
+            let payload = fetched.payload.expect("damaged");
+            let (body, sealed) = payload.split_at(payload.len() - 8);
+            assert_eq!(sealed, fetched.offset.to_le_bytes());
+            found.push((fetched.offset, Bytes::copy_from_slice(body)));
+        }
+        from = scan.lost.map_or(scan.next, |(_, end)| end);
+        if from >= scan.end {
+            return found;
+        }
+    }
+}
+
+fn temp() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("shard").display().to_string();
+    (dir, path)
+}
+
+fn bodies(n: usize, size: usize, salt: usize) -> Vec<Bytes> {
+    (0..n).map(|i| Bytes::from(format!("{salt}-{i}-{}", "x".repeat(size)))).collect()
+}
+
+#[test]
+fn what_was_sent_is_found_after_a_restart_at_the_same_offsets() {
+    let (_dir, path) = temp();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let mut sent = Vec::new();
+    for round in 0..3 {
+        let store = open(options(&path), &disk).unwrap();
+        if round == 0 {
+            create(&store, "t", TopicSettings::default()).unwrap();
+            let fast = TopicSettings { durability: DurabilityLevel::Async, ..TopicSettings::default() };
+            create(&store, "fast", fast).unwrap();
+        }
+        assert_eq!(read_all(&store, "t", 1), sent, "round {round}");
+        for i in 0..200 {
+            for topic in ["t", "fast"] {
+                let bodies = bodies(1 + i % 5, 300, i);
+                let first = send(&store, topic, 1, &bodies).unwrap();
+                if topic == "t" {
+                    sent.extend((first..).zip(bodies));
+                }
+            }
+        }
+        assert_eq!(read_all(&store, "t", 1), sent, "round {round}");
+        assert_eq!(read_all(&store, "fast", 1).len(), sent.len());
+        store.close();
+        if round == 1 {
+            std::fs::remove_dir_all(format!("{path}/snapshots")).ok();
+            std::fs::remove_dir_all(format!("{path}/index")).unwrap();
+            std::fs::remove_dir_all(format!("{path}/keys")).ok();
+        }
+    }
+}
+
+#[test]
+fn a_second_process_on_the_directory_is_refused() {
+    let (_dir, path) = temp();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let store = open(options(&path), &disk).unwrap();
+    let error = open(options(&path), &disk).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("in use by another process"), "{error}");
+    store.close();
+    open(options(&path), &disk).unwrap().close();
+}
+
+#[test]
+fn progress_and_groups_survive_and_old_topics_are_gone() {
+    let (_dir, path) = temp();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let store = open(options(&path), &disk).unwrap();
+    let topic = create(&store, "t", TopicSettings::default()).unwrap();
+    send(&store, "t", 0, &bodies(10, 10, 0)).unwrap();
+    let key = topic.queues[0].key();
+    let group = GroupName::new("g").unwrap();
+    let (_, pending) = store
+        .transact::<_, ()>(Purpose::State, |tx| {
+            let group = tx.create_group(group.clone(), GroupSettings::default());
+            tx.commit(&group, &[(key, 4)]);
+            Ok(())
+        })
+        .unwrap();
+    pending.wait().unwrap();
+    store.close();
+    let store = open(options(&path), &disk).unwrap();
+    assert_eq!(store.group(&group).unwrap().committed(key).map(|c| c.offset), Some(4));
+    let (_, pending) = store
+        .transact::<_, ()>(Purpose::State, |tx| {
+            tx.delete_topic(&topic);
+            Ok(())
+        })
+        .unwrap();
+    pending.wait().unwrap();
+    assert!(store.topic(&name("t")).is_none());
+    let again = create(&store, "t", TopicSettings::default()).unwrap();
+    assert_ne!(again.id, topic.id);
+    store.close();
+    let store = open(options(&path), &disk).unwrap();
+    let found = store.topic(&name("t")).unwrap();
+    assert_eq!(found.id, again.id);
+    assert_eq!(found.queues[0].bounds(), (0, 0));
+    assert_eq!(store.group(&group).unwrap().progress(), vec![]);
+    store.close();
+}
+
+#[test]
+fn old_messages_go_and_what_is_left_can_be_rebuilt_from_the_log() {
+    let (_dir, path) = temp();
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let mut quick = options(&path);
+    quick.retention_interval = Duration::from_millis(50);
+    quick.snapshot_interval = Duration::from_millis(50);
+    let store = open(quick.clone(), &disk).unwrap();
+    let settings = TopicSettings::default();
+    let small = TopicSettings {
+        retention: crate::model::Retention { age: None, bytes: Some(100_000) },
+        ..TopicSettings::default()
+    };
+    create(&store, "small", small).unwrap();
+    let keep = create(&store, "keep", settings).unwrap();
+    let kept = bodies(10, 100, 1);
+    send(&store, "keep", 2, &kept).unwrap();
+    let group = GroupName::new("g").unwrap();
+    let key = keep.queues[2].key();
+    let (_, pending) = store
+        .transact::<_, ()>(Purpose::State, |tx| {
+            let group = tx.create_group(group.clone(), GroupSettings::default());
+            tx.commit(&group, &[(key, 3)]);
+            Ok(())
+        })
+        .unwrap();
+    pending.wait().unwrap();
+    for i in 0..1000 {
+        send(&store, "small", i % 4, &bodies(1, 1000, i as usize)).unwrap();
+    }
+    let wait = std::time::Instant::now();
+    while store.status().log_start == 0 {
+        assert!(wait.elapsed() < Duration::from_secs(20), "nothing was removed: {:?}", store.status());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let expected: Vec<_> = (0..).zip(kept).collect();
+    assert_eq!(read_all(&store, "keep", 2), expected);
+    let rest: Vec<_> = (0..4).map(|queue| read_all(&store, "small", queue)).collect();
+    store.close();
+    for derived in ["snapshots", "index", "keys"] {
+        std::fs::remove_dir_all(format!("{path}/{derived}")).ok();
+    }
+    let store = open(options(&path), &disk).unwrap();
+    assert_eq!(store.status().damage, vec![]);
+    assert_eq!(read_all(&store, "keep", 2), expected);
+    for (queue, rest) in rest.iter().enumerate() {
+        let found = read_all(&store, "small", queue as u32);
+        assert!(rest.ends_with(&found) || found.ends_with(rest), "queue {queue}");
+    }
+    assert_eq!(store.group(&group).unwrap().committed(key).map(|c| c.offset), Some(3));
+    store.close();
+}
