@@ -96,10 +96,15 @@ pub struct WakerSet {
 impl WakerSet {
     /// Adds the waker of a task that is being polled on this thread.
     pub fn push(&mut self, waker: Waker) {
-        let Some(current) = WakeHub::current() else { return self.loose.push(waker) };
-        match self.hubs.iter_mut().find(|(hub, _)| Arc::ptr_eq(hub, &current)) {
+        self.push_for(WakeHub::current(), waker);
+    }
+
+    /// Adds the waker of a task on the runtime of `hub`; of `None` when that has no hub.
+    pub fn push_for(&mut self, hub: Option<Arc<WakeHub>>, waker: Waker) {
+        let Some(hub) = hub else { return self.loose.push(waker) };
+        match self.hubs.iter_mut().find(|(mine, _)| Arc::ptr_eq(mine, &hub)) {
             Some((_, wakers)) => wakers.push(waker),
-            None => self.hubs.push((current, vec![waker])),
+            None => self.hubs.push((hub, vec![waker])),
         }
     }
 
