@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use crate::model::{GroupName, Invalid, TopicName};
+use crate::{
+    model::{GroupName, Invalid, TopicName},
+    store::StoreError,
+};
 
 /// Domain of [`Error::reason`].
 pub const ERROR_DOMAIN: &str = "holdfast";
@@ -270,6 +273,21 @@ impl Error {
             | Self::Stopping
             | Self::ReadFailed(_)
             | Self::Internal(_) => Vec::new(),
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Fenced(cause) => Self::Fenced(cause),
+            StoreError::DiskFull { floor, free } => Self::DiskFull { floor, free },
+            StoreError::Busy { bytes, limit, retry_ms } => {
+                Self::Busy { bytes, limit, retry: Duration::from_millis(retry_ms) }
+            }
+            StoreError::Stopping => Self::Stopping,
+            StoreError::TooLarge { bytes, limit } => Self::FrameTooLarge { bytes, limit },
+            StoreError::Read(cause) => Self::ReadFailed(cause),
         }
     }
 }

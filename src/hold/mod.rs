@@ -61,11 +61,9 @@ impl Default for Limits {
 
 /// Who wants to wait.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HoldTicket<'a> {
-    /// Name of the client; empty: unknown, so that it cannot be told from others and replaces none.
-    pub client: &'a str,
-    /// Name of its consumer group.
-    pub group: &'a str,
+pub struct HoldTicket {
+    /// From [`Hold::client_key`]; `None`: cannot be told from others, and replaces none.
+    pub client: Option<u64>,
     /// Number of its connection.
     pub connection: u64,
 }
@@ -156,15 +154,18 @@ impl Hold {
         Self { inner: Arc::new(inner) }
     }
 
+    /// Stands for a client of a group in this hold; `None` for one without a name.
+    pub fn client_key(&self, group: &str, client: &str) -> Option<u64> {
+        (!client.is_empty()).then(|| self.inner.hasher.hash_one((group, client)))
+    }
+
     /// Begins to remember what happens to `key`. Look at the queue after this and before waiting.
-    pub fn subscribe(&self, key: QueueKey, ticket: HoldTicket<'_>) -> Result<Waiter, Full> {
+    pub fn subscribe(&self, key: QueueKey, ticket: HoldTicket) -> Result<Waiter, Full> {
         let inner = &self.inner;
         inner.admit(ticket.connection).inspect_err(|&why| inner.metrics.refused(why))?;
-        let client =
-            (!ticket.client.is_empty()).then(|| inner.hasher.hash_one((ticket.group, ticket.client)));
         let mut wake = WakerSet::default();
         let (node, replaced) =
-            inner.shard(key).lock().subscribe(key, client, inner.limits.per_client, &mut wake);
+            inner.shard(key).lock().subscribe(key, ticket.client, inner.limits.per_client, &mut wake);
         wake.wake_all();
         if replaced {
             inner.metrics.counts.replaced.fetch_add(1, Ordering::Relaxed);

@@ -93,16 +93,17 @@ fn only_waiters_of_the_queue_wake_and_in_the_order_they_came() {
 #[test]
 fn a_third_request_of_one_client_replaces_the_oldest() {
     let hold = hold(Limits::default());
-    let ticket = HoldTicket { client: "c", group: "g", connection: 1 };
+    let of = |group, client| HoldTicket { client: hold.client_key(group, client), connection: 1 };
+    let ticket = of("g", "c");
     let ears: Vec<Arc<Ear>> = (0..3).map(|_| Arc::default()).collect();
     let mut first = hold.subscribe(queue(0), ticket).unwrap();
     let mut second = hold.subscribe(queue(0), ticket).unwrap();
     assert!(poll(&mut first, 0, &ears[0]).is_pending() && poll(&mut second, 0, &ears[1]).is_pending());
     let others = [
         hold.subscribe(queue(1), ticket).unwrap(),
-        hold.subscribe(queue(0), HoldTicket { client: "d", ..ticket }).unwrap(),
-        hold.subscribe(queue(0), HoldTicket { group: "h", ..ticket }).unwrap(),
-        hold.subscribe(queue(0), HoldTicket { client: "", ..ticket }).unwrap(),
+        hold.subscribe(queue(0), of("g", "d")).unwrap(),
+        hold.subscribe(queue(0), of("h", "c")).unwrap(),
+        hold.subscribe(queue(0), of("g", "")).unwrap(),
     ];
     assert_eq!(woken(&ears[0]), 0, "others do not count");
     let mut third = hold.subscribe(queue(0), ticket).unwrap();
@@ -232,7 +233,7 @@ proptest! {
             match step {
                 Step::Subscribe { queue: at, client } => {
                     let name = if client == 0 { String::new() } else { client.to_string() };
-                    let ticket = HoldTicket { client: &name, ..HoldTicket::default() };
+                    let ticket = HoldTicket { client: hold.client_key("g", &name), connection: 0 };
                     let waiter = hold.subscribe(queue(at), ticket).unwrap();
                     let mine = |(waiter, _, by, _, replaced): &(Waiter, Arc<Ear>, u8, u64, bool)| {
                         waiter.key.queue == at && *by == client && client != 0 && !replaced

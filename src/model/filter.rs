@@ -86,6 +86,12 @@ pub fn tag_hash(tag: Option<&str>) -> u64 {
     tag.map_or(0, |tag| xxh3_64(tag.trim().as_bytes()).max(1))
 }
 
+/// What places a message group in a queue map: XXH3 (64 bits) of its bytes, for a jump consistent hash. A
+/// producer that chooses the queue itself uses the same.
+pub fn group_hash(group: &str) -> u64 {
+    xxh3_64(group.as_bytes())
+}
+
 /// What a message is looked up by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupKind {

@@ -13,7 +13,9 @@ pub use envelope::{
     Envelope, EnvelopeError, MAX_ID_BYTES, MAX_KEYS, MAX_TAG_BYTES, MessageKind, ServerFields,
     append_server_fields, check_id, check_key, server_fields_bytes_max,
 };
-pub use filter::{LookupKind, MAX_FILTER_BYTES, MAX_FILTER_TAGS, TagFilter, lookup_hash, tag_hash};
+pub use filter::{
+    LookupKind, MAX_FILTER_BYTES, MAX_FILTER_TAGS, TagFilter, group_hash, lookup_hash, tag_hash,
+};
 pub use id::{GroupId, LogPosition, QueueKey, TopicId};
 pub use invalid::Invalid;
 pub use name::{GroupName, MAX_GROUP_BYTES, MAX_TOPIC_BYTES, TopicName};

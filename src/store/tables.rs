@@ -147,7 +147,8 @@ impl Queue {
         self.start.load(Ordering::Acquire)
     }
 
-    pub(super) fn next(&self) -> u64 {
+    /// Offset that the next message gets; beyond the visible end while messages are on their way to disk.
+    pub fn next(&self) -> u64 {
         self.next.load(Ordering::Acquire)
     }
 
