@@ -99,7 +99,7 @@ impl Batch {
     pub(super) fn new_messages<'a>(
         &'a self,
         messages: &'a [Bytes],
-    ) -> impl ExactSizeIterator<Item = NewMessage<'a>> {
+    ) -> impl ExactSizeIterator<Item = NewMessage<'a>> + Clone {
         messages.iter().zip(&self.checked).map(|(client, checked)| NewMessage {
             client,
             crc: checked.crc,

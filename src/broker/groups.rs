@@ -18,8 +18,6 @@ use crate::{
 
 /// Queues looked at before others get a turn.
 const SLICE_QUEUES: usize = 256;
-/// Groups looked at in one go.
-const SLICE_GROUPS: usize = 64;
 /// A refresh of the lag that takes longer is given up.
 const LAG_REFRESH_MAX: Duration = Duration::from_secs(5);
 
@@ -81,10 +79,12 @@ impl Broker {
         let name = GroupName::new(name)?;
         let decided = self.inner.store.transact(Purpose::State, |tx| {
             let group = tx.group(&name).ok_or_else(|| Error::GroupNotFound(name.clone()))?;
-            Ok(tx.update_group(&group, change.apply(&group.settings)))
+            tx.update_group(&group, change.apply(&group.settings));
+            Ok(())
         });
-        let (group, pending) = decided.map_err(Error::from)?;
+        let ((), pending) = decided.map_err(Error::from)?;
         pending.await?;
+        let group = self.inner.store.group(&name).ok_or(Error::GroupNotFound(name))?;
         Ok(GroupInfo::from(&*group))
     }
 
@@ -171,26 +171,21 @@ impl Broker {
 
     /// Works out what metrics show of lag, for all groups.
     pub(super) async fn refresh_lag(&self) {
-        let (begun, mut rows, mut after) = (Instant::now(), Vec::<LagRow>::new(), String::new());
-        loop {
-            let groups = self.inner.store.groups(&after, "", SLICE_GROUPS);
-            let Some(last) = groups.last() else { break };
-            after = last.name.to_string();
-            for group in &groups {
-                for queue in self.lag_of(group, None, &mut Shown::default()).await {
-                    let oldest = queue.lag_time.unwrap_or_default();
-                    match rows.last_mut() {
-                        Some(row) if row.group == group.name && row.topic == queue.topic => {
-                            row.messages = row.messages.saturating_add(queue.lag_messages);
-                            row.oldest = row.oldest.max(oldest);
-                        }
-                        _ => rows.push(LagRow {
-                            topic: queue.topic,
-                            group: group.name.clone(),
-                            messages: queue.lag_messages,
-                            oldest,
-                        }),
+        let (begun, mut rows) = (Instant::now(), Vec::<LagRow>::new());
+        for group in self.inner.store.groups("", "", usize::MAX) {
+            for queue in self.lag_of(&group, None, &mut Shown::default()).await {
+                let oldest = queue.lag_time.unwrap_or_default();
+                match rows.last_mut() {
+                    Some(row) if row.group == group.name && row.topic == queue.topic => {
+                        row.messages = row.messages.saturating_add(queue.lag_messages);
+                        row.oldest = row.oldest.max(oldest);
                     }
+                    _ => rows.push(LagRow {
+                        topic: queue.topic,
+                        group: group.name.clone(),
+                        messages: queue.lag_messages,
+                        oldest,
+                    }),
                 }
             }
             if begun.elapsed() > LAG_REFRESH_MAX {

@@ -62,7 +62,7 @@ impl Broker {
             let hash = lookup_hash(topic.id, wanted.kind, &wanted.text);
             let (mut found, mut bytes) = (Queried::default(), 0_usize);
             let more = store.lookup(hash, MAX_CANDIDATES, |candidate| {
-                if !wanted.fits(&topic, candidate) {
+                if !wanted.fits(&topic, &candidate) {
                     return true;
                 }
                 bytes = bytes.saturating_add(candidate.payload.len());
@@ -72,7 +72,7 @@ impl Broker {
                     found.truncated = true;
                     return false;
                 }
-                found.messages.push(candidate.payload.clone());
+                found.messages.push(candidate.payload);
                 true
             })?;
             found.truncated |= more;

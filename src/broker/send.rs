@@ -125,7 +125,7 @@ impl Broker {
                 store_host: &self.inner.shard,
                 queue: place.queue,
                 offset: place.offset,
-                position: 0,
+                position: place.position.0,
             };
             append_server_fields(&fields, into);
         });

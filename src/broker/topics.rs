@@ -99,13 +99,16 @@ impl Broker {
             } else {
                 topic.map
             };
-            Ok(tx.update_topic(&topic, settings, map))
+            let queues = (topic.settings.queues, settings.queues);
+            tx.update_topic(&topic, settings, map);
+            Ok(queues)
         });
-        let (topic, pending) = decided.map_err(Error::from)?;
-        if topic.settings.queues < known.settings.queues {
-            self.inner.hold.close_queues(topic.id, topic.settings.queues);
+        let ((before, after), pending) = decided.map_err(Error::from)?;
+        if after < before {
+            self.inner.hold.close_queues(known.id, after);
         }
         pending.await?;
+        let topic = store.topic(&name).ok_or(Error::TopicNotFound(name))?;
         Ok(TopicInfo::from(&*topic))
     }
 
@@ -170,16 +173,16 @@ impl Broker {
 
     /// Groups that have progress on a topic.
     async fn readers_of(&self, topic: &Topic) -> Vec<Arc<Group>> {
-        let (mut readers, mut after) = (Vec::new(), String::new());
-        loop {
-            let groups = self.inner.store.groups(&after, "", SLICE_GROUPS);
-            let Some(last) = groups.last() else { return readers };
-            after = last.name.to_string();
-            let reads =
-                |group: &Arc<Group>| topic.queues.iter().any(|queue| group.committed(queue.key()).is_some());
-            readers.extend(groups.into_iter().filter(reads));
-            tokio::task::yield_now().await;
+        let mut readers = Vec::new();
+        for (at, group) in self.inner.store.groups("", "", usize::MAX).into_iter().enumerate() {
+            if topic.queues.iter().any(|queue| group.committed(queue.key()).is_some()) {
+                readers.push(group);
+            }
+            if at % SLICE_GROUPS == SLICE_GROUPS - 1 {
+                tokio::task::yield_now().await;
+            }
         }
+        readers
     }
 }
 
