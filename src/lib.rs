@@ -23,6 +23,7 @@
 //! | [`app`] | The wiring, one file a role. |
 //! | [`cli`] | The subcommands of `holdfast`. |
 
+pub mod api;
 pub mod broker;
 pub mod cli;
 pub mod client;

@@ -86,6 +86,14 @@ impl MessageIds {
     }
 }
 
+impl<'a> FromIterator<&'a str> for MessageIds {
+    fn from_iter<I: IntoIterator<Item = &'a str>>(ids: I) -> Self {
+        let mut all = Self::default();
+        ids.into_iter().for_each(|id| all.push(id));
+        all
+    }
+}
+
 // ---- Pull -----------------------------------------------------------------------------------
 
 /// Reads one queue; limits as they came in.

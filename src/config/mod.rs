@@ -1,6 +1,7 @@
 //! One plain struct a room, with its keys, defaults and checks; and the loader that layers them:
 //! defaults < file (TOML) < environment (`HOLDFAST_SECTION__KEY`) < flags.
 
+mod api;
 mod broker;
 mod explain;
 mod loader;
@@ -12,6 +13,7 @@ mod text;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
+pub use api::ApiConfig;
 pub use broker::{BrokerConfig, GroupsConfig, HoldConfig, PullConfig, TopicsConfig};
 pub use explain::{Explained, explain};
 pub use loader::{ConfigError, Layers, Loaded, Origin, load};

@@ -1,0 +1,18 @@
+//! The gRPC server: thin adapters over one [`broker`](crate::broker).
+//!
+//! ```text
+//! server ──► socket ──► door ──► layers ──► native ──► broker
+//! (threads)  (speaks?)  (which)  (bounds)   (translates)
+//! ```
+//!
+//! Each thread serves its own share of the connections with a runtime of its own. Nothing here decides about
+//! messages: a handler decodes, calls the broker once, encodes.
+
+mod door;
+mod layers;
+mod metrics;
+mod native;
+mod server;
+mod socket;
+
+pub use server::{Health, Server};
