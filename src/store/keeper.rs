@@ -9,11 +9,11 @@ use std::{
 use super::{
     frame::{Record, RecordHeader, RecordKind},
     index::Entry,
+    queue::Queue,
     retention::Retention,
     scan::{Scan, Sink},
     shard::Shard,
     snapshot,
-    tables::Queue,
 };
 use crate::model::{QueueKey, TopicId};
 

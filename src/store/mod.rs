@@ -4,6 +4,7 @@
 //! Knows no gRPC and calls nobody: news leaves through the [`News`] given to [`Store::open`].
 
 mod change;
+mod check;
 mod codec;
 pub mod disk;
 mod frame;
@@ -15,6 +16,7 @@ mod metrics;
 mod options;
 mod pending;
 mod progress;
+mod queue;
 mod read;
 mod recent;
 mod recovery;
@@ -26,6 +28,7 @@ mod snapshot;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tx;
 
 use std::{
     io,
@@ -33,12 +36,14 @@ use std::{
 };
 
 use bytes::Bytes;
-pub use log::Tx;
+pub use check::{Report, check};
 use opentelemetry::metrics::Meter;
 pub use options::Options;
 pub use pending::Pending;
+pub use queue::Queue;
 use shard::Shard;
-pub use tables::{Committed, Group, Queue, QueueMap, Topic};
+pub use tables::{Committed, Group, QueueMap, Topic};
+pub use tx::Tx;
 
 use crate::{
     model::{GroupName, LogPosition, QueueKey, TopicId, TopicName},

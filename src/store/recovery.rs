@@ -11,11 +11,12 @@ use super::{
     index::{Entry, IndexSpace},
     keys::KeyIndex,
     log::Inner,
+    queue::Queue,
     scan::{End, Scan, ScanError, Sink},
     segment::{BadHeader, FoundSegment, HEADER_BYTES, SegmentHeader, Segments},
     shard::{Recovered, fence_mark},
     snapshot::{self, Snapshot},
-    tables::{Queue, Tables},
+    tables::Tables,
 };
 use crate::model::{QueueKey, TopicId};
 
@@ -48,9 +49,10 @@ fn failed(what: &Path) -> impl Fn(io::Error) -> OpenError + '_ {
 pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenError> {
     let dir = log_dir(options);
     let segments = Segments::new(Arc::clone(disk), dir.clone());
+    segments.tidy().map_err(failed(&dir))?;
     let found = segments.find().map_err(failed(&dir))?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(options, &segments, found, &mut damage)?;
+    let shard_id = adopt_segments(Some(&options.shard), &segments, found, &mut damage)?;
     let seed = Seed::new(shard_id);
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
 
@@ -114,8 +116,8 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
 }
 
 /// Opens the files that belong to this shard. The shard's id is what most of them say.
-fn adopt_segments(
-    options: &Options,
+pub(super) fn adopt_segments(
+    shard: Option<&str>,
     segments: &Segments,
     found: Vec<FoundSegment>,
     damage: &mut Vec<Damage>,
@@ -136,7 +138,7 @@ fn adopt_segments(
     let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
     let Some(shard_id) = elected else {
         return match found.first() {
-            None => Ok(rand_id(options)),
+            None => Ok(new_id()),
             Some(segment) => Err(OpenError(format!(
                 "{}: the header of the log's only segment is damaged, so it cannot be told which shard it \
                  belongs to; restore the first 4096 bytes of the file from a copy, or look at it with \
@@ -150,10 +152,10 @@ fn adopt_segments(
         let file = segment.path.display().to_string();
         let (base, capacity) = match &segment.header {
             Ok(header) if header.shard_id == shard_id && header.base == segment.base => {
-                if header.shard != options.shard {
+                if let Some(shard) = shard.filter(|shard| *shard != header.shard) {
                     return Err(OpenError(format!(
-                        "{file} belongs to shard `{}`, not `{}`; check the data directory and the shard's name",
-                        header.shard, options.shard
+                        "{file} belongs to shard `{}`, not `{shard}`; check the data directory and the shard's name",
+                        header.shard
                     )));
                 }
                 (header.base, header.capacity)
@@ -194,12 +196,8 @@ fn adopt_segments(
 }
 
 /// An id for a new shard.
-fn rand_id(options: &Options) -> u64 {
-    let unique = uuid::Uuid::now_v7();
-    xxhash_rust::xxh3::xxh3_64_with_seed(
-        unique.as_bytes(),
-        xxhash_rust::xxh3::xxh3_64(options.shard.as_bytes()),
-    )
+fn new_id() -> u64 {
+    xxhash_rust::xxh3::xxh3_64(uuid::Uuid::now_v7().as_bytes())
 }
 
 /// The newest snapshot that fits log and index files, or nothing.

@@ -139,10 +139,9 @@ impl<'a, S: Sink> Scan<'a, S> {
                 None => {
                     let epoch = self.end.epoch;
                     self.doubt.get_or_insert_with(|| Doubt { at: position, steps: VecDeque::new(), epoch });
-                    if self.end.clean && self.doubt.as_ref().is_some_and(|doubt| doubt.steps.is_empty()) {
-                        if self.only_zeros_follow(position)? {
-                            break;
-                        }
+                    let undisturbed = self.doubt.as_ref().is_some_and(|doubt| doubt.steps.is_empty());
+                    if self.end.clean && undisturbed && self.only_zeros_follow(position)? {
+                        break;
                     }
                     let Some(next) = self.search(position + 8)? else { break };
                     if let Some(doubt) = &mut self.doubt {

@@ -124,10 +124,6 @@ impl Segment {
         self.file.sync_data()
     }
 
-    pub fn start_writeback(&self, position: u64, bytes: u64) {
-        self.file.start_writeback(HEADER_BYTES + position.saturating_sub(self.base), bytes);
-    }
-
     fn at(&self, position: u64, bytes: usize) -> io::Result<u64> {
         let within = position
             .checked_sub(self.base)
@@ -165,18 +161,21 @@ impl Segments {
         Self { disk, dir, open: RwLock::default() }
     }
 
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    /// Makes the directory, or removes what a preparation left half done in it.
+    pub fn tidy(&self) -> io::Result<()> {
+        self.disk.create_dir_all(&self.dir)?;
+        for name in self.disk.list(&self.dir)?.iter().filter(|name| name.ends_with(".tmp")) {
+            self.disk.remove(&self.dir.join(name))?;
+        }
+        Ok(())
     }
 
-    /// Looks at all files; removes what a preparation left half done. Opens nothing.
+    /// Looks at all files. Opens and changes nothing.
     pub fn find(&self) -> io::Result<Vec<FoundSegment>> {
-        self.disk.create_dir_all(&self.dir)?;
         let mut found = Vec::new();
         for name in self.disk.list(&self.dir)? {
             let path = self.dir.join(&name);
             if name.ends_with(".tmp") {
-                self.disk.remove(&path)?;
                 continue;
             }
             let Some(base) = base_of(&name) else {

@@ -372,11 +372,6 @@ impl Shard {
         (damage.places.iter().cloned().collect(), damage.total)
     }
 
-    /// Why no next segment can be made, if so.
-    pub fn preparing_failed(&self) -> Option<String> {
-        self.preparing.lock().failed.clone()
-    }
-
     /// Tells the next start that what readers saw may be gone though the machine did not restart.
     pub fn leave_fence_mark(&self) {
         let _ = self.disk.create(&fence_mark(&self.options.dir));

@@ -26,9 +26,10 @@ use super::{
     disk::Disk,
     frame::RecordKind,
     index::{Block, QueueIndex},
+    queue::Queue,
     recovery::snapshot_dir,
     shard::Shard,
-    tables::{Committed, Group, Queue, Tables, Topic, Writer},
+    tables::{Committed, Group, Tables, Topic, Writer},
 };
 use crate::model::{LogPosition, QueueKey, TopicId};
 

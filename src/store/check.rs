@@ -1,0 +1,132 @@
+//! Reads a whole data directory and tells what is damaged. Changes nothing.
+
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
+
+use super::{
+    Damage, OpenError, Options,
+    disk::{Disk, RealDisk},
+    frame::{Record, RecordHeader, RecordKind, Seed},
+    recovery::{adopt_segments, log_dir, snapshot_dir},
+    scan::{Scan, Sink},
+    segment::Segments,
+    snapshot,
+};
+
+/// What [`check`] found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Segments of the log, and their bytes.
+    pub segments: u64,
+    /// Bytes of the segments.
+    pub log_bytes: u64,
+    /// First position kept.
+    pub log_start: u64,
+    /// End of the log.
+    pub log_end: u64,
+    /// Epoch of the newest writer.
+    pub epoch: u32,
+    /// The newest writer ended cleanly.
+    pub clean: bool,
+    /// Set when something follows that was never acknowledged; the next start cuts it off.
+    pub torn_until: Option<u64>,
+    /// Intact records by kind.
+    pub records: BTreeMap<&'static str, u64>,
+    /// Snapshots by file: `None` when usable, else why not.
+    pub snapshots: Vec<(String, Option<String>)>,
+    /// Damaged places.
+    pub damage: Vec<Damage>,
+}
+
+/// Reads the log of the shard in `dir` from its start, and its snapshots. `progress` hears how many bytes
+/// of how many are read.
+///
+/// # Errors
+/// When the directory cannot be read, holds no log, is in use by a running broker, or is of a newer
+/// version.
+pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, OpenError> {
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    let options = Options::new(dir, "");
+    let log = log_dir(&options);
+    let failed = |error: io::Error| OpenError(format!("{}: {error}", log.display()));
+    let segments = Segments::new(Arc::clone(&disk), log.clone());
+    let found = segments.find().map_err(failed)?;
+    if found.is_empty() {
+        return Err(OpenError(format!("{} holds no log; give the directory of a shard", log.display())));
+    }
+    let _lock = disk.lock(&dir.join("lock")).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => OpenError(format!("{} is in use; stop the broker first", dir.display())),
+        _ => failed(error),
+    })?;
+    let mut damage = Vec::new();
+    let shard_id = adopt_segments(None, &segments, found, &mut damage)?;
+    let (count, log_bytes) = segments.size();
+    let log_start = segments.all().first().map_or(0, |segment| segment.base);
+    let stop = segments.all().last().map_or(0, |segment| segment.end());
+    let records = BTreeMap::new();
+    let mut sink = Checker { records, damage, progress, from: log_start, to: stop };
+    let end = Scan::new(&segments, Seed::new(shard_id), (0, 0), &mut sink)
+        .run(log_start)
+        .map_err(|error| OpenError(error.to_string()))?;
+    let Checker { records, damage, .. } = sink;
+    progress(stop - log_start, stop - log_start);
+    let snapshots = snapshot::load_all(&disk, &snapshot_dir(&options), shard_id)
+        .map(|(file, loaded)| (file.display().to_string(), loaded.err()))
+        .collect();
+    Ok(Report {
+        segments: count,
+        log_bytes,
+        log_start,
+        log_end: end.position,
+        epoch: end.epoch,
+        clean: end.clean,
+        torn_until: end.torn,
+        records,
+        snapshots,
+        damage,
+    })
+}
+
+struct Checker<'a> {
+    records: BTreeMap<&'static str, u64>,
+    damage: Vec<Damage>,
+    progress: &'a mut dyn FnMut(u64, u64),
+    from: u64,
+    to: u64,
+}
+
+impl Sink for Checker<'_> {
+    fn record(&mut self, record: &Record<'_>) {
+        *self.records.entry(name(record.header.kind)).or_default() += 1;
+    }
+
+    fn lost_message(&mut self, header: &RecordHeader) {
+        if let Some(damage) = self.damage.last_mut() {
+            let (offset, queue, topic) = (header.offset, header.queue, header.topic);
+            damage.text =
+                format!("the message at offset {offset} of queue {queue} of topic {topic} is damaged");
+        }
+    }
+
+    fn damage(&mut self, file: String, begin: u64, end: u64, text: &str) {
+        self.damage.push(Damage { file, begin, end, text: text.into() });
+    }
+
+    fn progress(&mut self, position: u64) {
+        (self.progress)(position - self.from, self.to - self.from);
+    }
+}
+
+fn name(kind: RecordKind) -> &'static str {
+    match kind {
+        RecordKind::Message => "message",
+        RecordKind::Opened => "opened",
+        RecordKind::Closed => "closed",
+        RecordKind::Topic => "topic",
+        RecordKind::TopicDeleted => "topic_deleted",
+        RecordKind::Group => "group",
+        RecordKind::GroupDeleted => "group_deleted",
+        RecordKind::Progress => "progress",
+        RecordKind::Bounds => "bounds",
+        RecordKind::Reserved => "reserved",
+    }
+}
