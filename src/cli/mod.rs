@@ -12,9 +12,13 @@ use crate::client::{Connection, Endpoint};
 
 mod exit;
 mod group;
+mod lines;
+mod merge;
 mod message;
 mod offsets;
 mod output;
+mod pull;
+mod send;
 mod status;
 mod topic;
 mod values;
@@ -72,6 +76,8 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Send(Box<send::SendArgs>),
+    Pull(Box<pull::PullArgs>),
     /// Create, change, delete, list and describe topics.
     #[command(subcommand)]
     Topic(topic::Command),
@@ -134,6 +140,8 @@ fn run(arguments: Vec<OsString>) -> Exit {
 impl Command {
     fn run(self, global: Global) -> Result<Exit, Failure> {
         match self {
+            Self::Send(args) => converse(global, |session| send::run(session, *args)),
+            Self::Pull(args) => converse(global, |session| pull::run(session, *args)),
             Self::Topic(command) => talk(global, |session| topic::run(session, command)),
             Self::Group(command) => talk(global, |session| group::run(session, command)),
             Self::Message(command) => talk(global, |session| message::run(session, command)),

@@ -165,6 +165,12 @@ impl FromStr for Place {
     }
 }
 
+/// Wall time, milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A time for eyes and scripts alike: RFC 3339, UTC, milliseconds.
 pub fn time(time: SystemTime) -> String {
     Timestamp::try_from(time).map_or_else(|_| "out of range".to_owned(), |time| format!("{time:.3}"))

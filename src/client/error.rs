@@ -134,8 +134,8 @@ impl From<Facts> for Error {
 }
 
 impl Error {
-    /// A failure found on this side.
-    pub(super) fn new(code: Code, text: impl Into<String>) -> Self {
+    /// A failure found on this side, or made up by a test.
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
         Facts {
             code,
             text: text.into(),
