@@ -211,6 +211,12 @@ impl Metrics {
         *self.lag.lock() = Arc::new(rows);
     }
 
+    /// The rows that are shown.
+    #[cfg(test)]
+    pub(super) fn lag(&self) -> Arc<Vec<LagRow>> {
+        Arc::clone(&self.lag.lock())
+    }
+
     /// A refresh of the lag took too long and was given up.
     pub(super) fn lag_skipped(&self) {
         self.lag_refreshes_skipped.fetch_add(1, Ordering::Relaxed);

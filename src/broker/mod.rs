@@ -133,3 +133,6 @@ impl From<&HoldConfig> for Limits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

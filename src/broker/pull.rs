@@ -407,3 +407,9 @@ impl Pull {
         })
     }
 }
+
+/// Bytes of what a pull keeps beside its future.
+#[cfg(test)]
+pub(super) fn boxed_bytes() -> usize {
+    size_of::<Pull>()
+}

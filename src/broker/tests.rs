@@ -1,0 +1,167 @@
+//! Every verb over a real store.
+
+mod groups;
+mod lookup;
+mod pull;
+mod send;
+mod topics;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use opentelemetry::metrics::MeterProvider as _;
+use opentelemetry_sdk::metrics::SdkMeterProvider;
+use prost::Message as _;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    pb::v1::{Message, SystemProperties},
+    runtime::ManualClock,
+    store::{
+        Options,
+        disk::{Disk, RealDisk},
+    },
+};
+
+const START_MS: u64 = 1_700_000_000_000;
+
+struct House {
+    broker: Broker,
+    clock: Arc<ManualClock>,
+    options: Options,
+    disk: Arc<dyn Disk>,
+    _dir: TempDir,
+}
+
+impl House {
+    fn new() -> Self {
+        Self::with(|_| {}, Limits::default())
+    }
+
+    fn with(change: impl FnOnce(&mut BrokerConfig), limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = Options::new(dir.path().join("data"), "shard-0");
+        options.first_segment_bytes = 4 << 20;
+        options.segment_bytes = 4 << 20;
+        options.disk_floor_bytes = 0;
+        options.boot_id = "boot".into();
+        let mut config = BrokerConfig::default();
+        config.topics.auto_create = true;
+        change(&mut config);
+        let clock = Arc::new(ManualClock::new(START_MS));
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        let broker = open(&options, &disk, &clock, config, limits);
+        Self { broker, clock, options, disk, _dir: dir }
+    }
+
+    /// Closes the store and opens it again.
+    fn restart(&mut self) {
+        let config = self.broker.inner.config.clone();
+        self.close();
+        self.broker = open(&self.options, &self.disk, &self.clock, config, Limits::default());
+    }
+
+    fn close(&self) {
+        self.broker.stop();
+        self.broker.inner.store.close();
+    }
+
+    async fn send(&self, topic: &str, queue: u32, messages: Vec<Bytes>) -> Result<Sent, Error> {
+        let command = SendCommand { topic: topic.into(), messages, queue: Some(queue), map_version: None };
+        self.broker.send(command).await
+    }
+
+    /// Waits until so many pulls are held.
+    async fn held(&self, count: usize) {
+        while self.broker.inner.hold.held() != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// What was committed for a group.
+    async fn committed(&self, group: &str, topic: &str, queue: u32) -> Option<u64> {
+        let command = OffsetsCommand { queues: vec![(topic.into(), queue)], group: group.into(), at: None };
+        self.broker.offsets(command).await.unwrap()[0].committed
+    }
+
+    async fn commit(&self, group: &str, topic: &str, queue: u32, offset: i64) -> Commit {
+        let offsets = vec![QueueOffset { topic: topic.into(), queue, offset }];
+        let command = CommitCommand { group: group.into(), offsets };
+        self.broker.commit(command).await.unwrap().remove(0)
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn open(
+    options: &Options,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<ManualClock>,
+    config: BrokerConfig,
+    limits: Limits,
+) -> Broker {
+    let meter = SdkMeterProvider::default().meter("test");
+    let hold = Hold::new(limits, &meter);
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    let store =
+        Store::open(options.clone(), Arc::clone(disk), Arc::clone(&clock), news(&hold), &meter).unwrap();
+    Broker::new(store, hold, config, clock, &Meters { rocketmq: meter.clone(), holdfast: meter })
+}
+
+fn message(body: &str) -> Bytes {
+    with(body, |_| {})
+}
+
+fn with(body: &str, change: impl FnOnce(&mut SystemProperties)) -> Bytes {
+    let mut system = SystemProperties::default();
+    change(&mut system);
+    let message = Message {
+        system_properties: Some(system),
+        body: Bytes::copy_from_slice(body.as_bytes()),
+        ..Message::default()
+    };
+    message.encode_to_vec().into()
+}
+
+fn tagged(body: &str, tag: &str) -> Bytes {
+    with(body, |system| system.tag = Some(tag.into()))
+}
+
+fn grouped(body: &str, group: &str) -> Bytes {
+    with(body, |system| system.message_group = Some(group.into()))
+}
+
+fn pull(topic: &str, offset: i64) -> PullCommand {
+    PullCommand { topic: topic.into(), offset, ..PullCommand::default() }
+}
+
+fn waiting(topic: &str, offset: i64) -> PullCommand {
+    PullCommand { wait: Duration::from_secs(30), ..pull(topic, offset) }
+}
+
+fn bodies(pulled: &Pulled) -> Vec<String> {
+    let PullOutcome::Found(messages) = &pulled.outcome else {
+        panic!("expected messages, got {:?}", pulled.outcome)
+    };
+    texts(messages)
+}
+
+fn texts(messages: &[Bytes]) -> Vec<String> {
+    messages
+        .iter()
+        .map(|stored| String::from_utf8(Message::decode(stored.clone()).unwrap().body.to_vec()).unwrap())
+        .collect()
+}
+
+fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> &'static str {
+    result.unwrap_err().reason()
+}
+
+fn field<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().field().unwrap().0.to_owned()
+}
