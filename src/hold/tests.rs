@@ -1,3 +1,5 @@
+//! What may wait, who wakes, and that nothing is left.
+
 use std::{
     pin::pin,
     sync::atomic::AtomicUsize,

@@ -1,3 +1,5 @@
+//! Consumer groups, their progress, lag and resets.
+
 use super::*;
 use crate::model::StartFrom;
 

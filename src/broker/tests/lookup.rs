@@ -1,3 +1,5 @@
+//! Finding single messages.
+
 use super::*;
 
 fn query(by: QueryBy) -> QueryCommand {

@@ -1,3 +1,5 @@
+//! Pulling and waiting.
+
 use std::time::Instant;
 
 use super::*;

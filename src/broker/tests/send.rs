@@ -1,3 +1,5 @@
+//! Sending.
+
 use std::collections::{HashMap, HashSet};
 
 use super::*;

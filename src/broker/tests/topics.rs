@@ -1,3 +1,5 @@
+//! Topics and the node.
+
 use super::*;
 use crate::model::{DurabilityLevel, Visibility};
 

@@ -1,3 +1,7 @@
+//! Against prost as the oracle, and each rule by itself.
+
+#![allow(clippy::arithmetic_side_effects)]
+
 use std::collections::HashMap;
 
 use bytes::Bytes;
