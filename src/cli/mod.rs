@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{Connection, Endpoint};
 
+mod bench;
 mod exit;
 mod group;
 mod lines;
@@ -92,6 +93,9 @@ enum Command {
     Offsets(offsets::Command),
     /// Show the state of the broker.
     Status(status::Args),
+    /// Measure how fast a broker is.
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Print a completion script for a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
@@ -146,6 +150,9 @@ impl Command {
             Self::Group(command) => talk(global, |session| group::run(session, command)),
             Self::Message(command) => talk(global, |session| message::run(session, command)),
             Self::Offsets(command) => talk(global, |session| offsets::run(session, command)),
+            Self::Bench(command) => {
+                converse_on(command.threads(), global, |session| bench::run(session, command))
+            }
             Self::Status(args) => talk(global, |session| status::run(session, args)),
             Self::Completions { shell } => {
                 let mut script = Vec::new();
@@ -195,7 +202,20 @@ fn converse<F>(global: Global, command: impl FnOnce(Session) -> F) -> Result<Exi
 where
     F: Future<Output = Result<Exit, Failure>>,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    converse_on(1, global, command)
+}
+
+/// As [`converse`], with work spread over some threads.
+fn converse_on<F>(threads: u16, global: Global, command: impl FnOnce(Session) -> F) -> Result<Exit, Failure>
+where
+    F: Future<Output = Result<Exit, Failure>>,
+{
+    let mut builder = match threads {
+        0 | 1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = builder
+        .worker_threads(usize::from(threads.max(1)))
         .enable_all()
         .build()
         .map_err(|error| Failure::io("cannot start", &error))?;

@@ -95,7 +95,7 @@ impl Connection {
 impl SendStream {
     /// Waits for room in the window, then hands the batch over. Fails when the stream is over.
     pub async fn send(&mut self, batch: Batch) -> Result<Answer, Error> {
-        let size = u32::try_from(batch.encoded_len()).unwrap_or(u32::MAX).clamp(1, self.window_bytes);
+        let size = self.size(&batch);
         let batches = self.shared.batches.clone().acquire_owned().await.map_err(|_| self.why_ended())?;
         let bytes = self.shared.bytes.clone().acquire_many_owned(size).await.map_err(|_| self.why_ended())?;
         // No waiting from here on: the batch is handed over whole or not at all.
@@ -116,6 +116,15 @@ impl SendStream {
         Ok(Answer { receiver })
     }
 
+    /// Waits until [`Self::send`] would not have to wait for room for `batch`. Only one caller sends, so the room
+    /// stays.
+    pub async fn ready(&mut self, batch: &Batch) -> Result<(), Error> {
+        let size = self.size(batch);
+        drop(self.shared.batches.acquire().await.map_err(|_| self.why_ended())?);
+        drop(self.shared.bytes.acquire_many(size).await.map_err(|_| self.why_ended())?);
+        Ok(())
+    }
+
     /// How many batches have no answer yet.
     pub fn in_flight(&self) -> usize {
         self.shared.state.lock().waiting.len()
@@ -126,6 +135,11 @@ impl SendStream {
         drop(self.outbound);
         // The reader does not panic; if it did, every answer says that the stream ended.
         let _ = self.reader.await;
+    }
+
+    /// Room that a batch takes in the window.
+    fn size(&self, batch: &Batch) -> u32 {
+        u32::try_from(batch.encoded_len()).unwrap_or(u32::MAX).clamp(1, self.window_bytes)
     }
 
     fn why_ended(&self) -> Error {
