@@ -73,7 +73,6 @@ methods! {
     Admin "holdfast.v1.Admin/ResetOffsets",
     Admin "holdfast.v1.Admin/GetNodeStatus",
     Health "grpc.health.v1.Health/Check",
-    Health "grpc.health.v1.Health/List",
     HealthWatch "grpc.health.v1.Health/Watch",
     Reflection "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     ReflectionAlpha "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

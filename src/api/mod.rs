@@ -16,3 +16,6 @@ mod server;
 mod socket;
 
 pub use server::{Health, Server};
+
+#[cfg(test)]
+mod tests;

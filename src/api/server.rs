@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use http::{Request, Response};
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -92,6 +93,8 @@ impl Server {
         let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
         let connections = TaskTracker::new();
         let health = Health(HealthReporter::new());
+        // Nobody else knows it yet, so there is nothing to wait for.
+        let _ready = health.set_serving(true).now_or_never();
         let house = Arc::new(house(node, &broker, config, &metrics, &health, &stop)?);
         let core = Core {
             house,
@@ -105,8 +108,8 @@ impl Server {
             Ok(0) | Err(_) => thread::available_parallelism().map_or(1, usize::from),
             Ok(count) => count,
         };
-        let runtimes = (0..count).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
-        let mut listener = match runtimes.first() {
+        let runtimes = (0..count).map(|_| OwnRuntime::new()).collect::<io::Result<Vec<_>>>()?;
+        let mut listener = match runtimes.first().and_then(|runtime| runtime.0.as_ref()) {
             Some(runtime) => {
                 let _inside = runtime.enter();
                 let listener = bind(listen).map_err(|error| {
@@ -133,10 +136,7 @@ impl Server {
                 metrics: Arc::clone(&metrics),
                 stop: stop.clone(),
             });
-            let serve = move || {
-                runtime.block_on(core.serve(inbox, accept));
-                runtime.shutdown_timeout(LAST_WORK);
-            };
+            let serve = move || runtime.run(core.serve(inbox, accept));
             threads.push(thread::Builder::new().name(format!("api-{number}")).spawn(serve)?);
         }
         tracing::info!(address = %local_addr, threads = count, "serving gRPC");
@@ -249,8 +249,30 @@ where
     BoxCloneSyncService::new(service)
 }
 
-fn runtime() -> io::Result<Runtime> {
-    Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_THREADS).build()
+/// The runtime of one thread.
+struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    fn new() -> io::Result<Self> {
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().max_blocking_threads(BLOCKING_THREADS).build().map(|runtime| Self(Some(runtime)))
+    }
+
+    fn run(mut self, work: impl Future<Output = ()>) {
+        if let Some(runtime) = self.0.take() {
+            runtime.block_on(work);
+            runtime.shutdown_timeout(LAST_WORK);
+        }
+    }
+}
+
+/// Dropped without having run, possibly inside another runtime, where waiting is not allowed.
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 fn bind(listen: SocketAddr) -> io::Result<TcpListener> {

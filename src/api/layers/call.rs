@@ -147,7 +147,7 @@ impl Future for Call {
             }
             _ => {
                 measure.finish(code);
-                response.map(|body| Outgoing::Plain { body, _held: held })
+                response.map(|body| Outgoing::Plain { body, held })
             }
         };
         Poll::Ready(Ok(response))
@@ -172,4 +172,81 @@ pub(super) fn panicked(measure: &Measure, panic: &(dyn Any + Send)) -> Status {
     measure.metrics.panics.add(1, &[]);
     tracing::error!(method = measure.metrics.name(measure.method), panic = text, "a handler panicked");
     status::of(&Error::Internal("the handler of this call panicked".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+    use opentelemetry::metrics::MeterProvider;
+    use opentelemetry_sdk::metrics::SdkMeterProvider;
+    use tonic_types::StatusExt;
+
+    use super::*;
+
+    fn call(handling: Handling, deadline: Option<Instant>, stream: Option<StopRule>) -> (Arc<Metrics>, Call) {
+        let metrics = Arc::new(Metrics::new(&SdkMeterProvider::default().meter("test")));
+        let measure = Measure::begin(&metrics, 0);
+        (metrics, Call::new(handling, measure, deadline, stream))
+    }
+
+    /// A stream of answers that panics when it is read.
+    struct Panicking;
+
+    impl http_body::Body for Panicking {
+        type Data = bytes::Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<bytes::Bytes>, Status>>> {
+            panic!("answer")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_a_handler_is_an_internal_error() {
+        let (metrics, call) = call(Box::pin(async { panic!("handler") }), None, None);
+        let Ok(response) = call.await;
+        let status = Status::from_header_map(response.headers()).unwrap();
+        assert_eq!(status.code(), Code::Internal);
+        assert_eq!(status.get_error_details().error_info().unwrap().reason, "INTERNAL");
+        assert_eq!(metrics.calls.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_a_stream_ends_it_with_an_internal_error() {
+        let handling = Box::pin(async { Response::new(Body::new(Panicking)) });
+        let (metrics, call) = call(handling, None, Some(StopRule::Itself));
+        let Ok(response) = call.await;
+        assert_eq!(metrics.calls.get(), 1, "a stream runs until it ends");
+        let trailers = response.into_body().collect().await.unwrap().trailers().cloned().unwrap();
+        assert_eq!(Status::from_header_map(&trailers).unwrap().code(), Code::Internal);
+        assert_eq!(metrics.calls.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_is_not_done_at_the_deadline_is_given_up() {
+        let deadline = Instant::now() + Duration::from_millis(5);
+        let (_, call) = call(Box::pin(std::future::pending()), Some(deadline), None);
+        let Ok(response) = call.await;
+        let status = Status::from_header_map(response.headers()).unwrap();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_says_nothing_ends_at_the_stop() {
+        let stop = CancellationToken::new();
+        let endless = http_body_util::StreamBody::new(futures_util::stream::pending::<
+            Result<http_body::Frame<bytes::Bytes>, Status>,
+        >());
+        let handling = Box::pin(async { Response::new(Body::new(endless)) });
+        let (_, call) = call(handling, None, Some(StopRule::At(stop.clone())));
+        let Ok(response) = call.await;
+        stop.cancel();
+        let trailers = response.into_body().collect().await.unwrap().trailers().cloned().unwrap();
+        assert_eq!(Status::from_header_map(&trailers).unwrap().code(), Code::Unavailable);
+    }
 }

@@ -22,8 +22,8 @@ pub(in crate::api) enum Outgoing {
     /// As it is.
     Plain {
         body: tonic::body::Body,
-        /// Memory that it takes; given back when it has gone.
-        _held: Option<Arc<Held>>,
+        /// Memory that it takes, until it has left.
+        held: Option<Arc<Held>>,
     },
     /// A stream.
     Watched(Box<Watched>),
@@ -89,6 +89,19 @@ impl Watched {
     }
 }
 
+/// The body may be gone long before HTTP/2 has sent its bytes; so they carry what they hold themselves.
+fn counted(bytes: Bytes, held: Arc<Held>) -> Bytes {
+    struct Counted(Bytes, #[expect(dead_code, reason = "held as long as the bytes")] Arc<Held>);
+
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    Bytes::from_owner(Counted(bytes, held))
+}
+
 impl Body for Outgoing {
     type Data = Bytes;
     type Error = Status;
@@ -98,7 +111,16 @@ impl Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         match &mut *self {
-            Self::Plain { body, .. } => Pin::new(body).poll_frame(cx),
+            Self::Plain { body, held } => {
+                let polled = Pin::new(body).poll_frame(cx);
+                match polled {
+                    Poll::Ready(Some(Ok(frame))) if frame.is_data() => match held.take() {
+                        Some(held) => Poll::Ready(Some(Ok(frame.map_data(|bytes| counted(bytes, held))))),
+                        None => Poll::Ready(Some(Ok(frame))),
+                    },
+                    polled => polled,
+                }
+            }
             Self::Watched(watched) => watched.poll(cx),
         }
     }

@@ -61,9 +61,13 @@ impl BrokerApi {
     }
 
     pub(in crate::api) async fn send<B: RequestBody>(self, request: B) -> Response<Body> {
-        unary(SendCodec, request, |command| async move {
-            let sent = self.broker.send(command).await;
-            sent.map(tonic::Response::new).map_err(|error| status::of(&error))
+        unary(SendCodec, request, |command| {
+            // Appended here and now, so that the request is gone while the disk works.
+            let ticket = self.broker.begin_send(command);
+            async move {
+                let sent = async { ticket?.await }.await;
+                sent.map(tonic::Response::new).map_err(|error| status::of(&error))
+            }
         })
         .await
     }
