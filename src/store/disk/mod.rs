@@ -1,7 +1,10 @@
 //! Files as the store sees them, so that a test can crash, fill or break the disk anywhere.
 //!
 //! What is durable: bytes of a file after [`DiskFile::sync_data`]; names (made, renamed, removed) after
-//! [`Disk::sync_dir`] of their directory. Until then a crash may keep any part of it.
+//! [`Disk::sync_dir`] of their directory; directories at once. Until then a crash may keep any part of it.
+//!
+//! The broker runs on [`RealDisk`]. [`MemoryDisk`] crashes at any write, [`FaultDisk`] fails or stalls any call
+//! of another disk; both are here, and not among the tests, for those who test what stands on the store.
 
 mod fault;
 mod memory;
@@ -9,7 +12,7 @@ mod real;
 
 use std::{fmt, io, path::Path, sync::Arc};
 
-pub use fault::{Fault, FaultDisk, Operation};
+pub use fault::{Fault, FaultDisk, Hold, Operation};
 pub use memory::{CrashKeeps, MemoryDisk};
 pub use real::RealDisk;
 
@@ -22,7 +25,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Makes a new, empty file. Fails with `AlreadyExists` when there is one.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Makes a directory and its parents; fine when it exists.
+    /// Makes a directory and its parents, durably; fine when it exists.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
 
     /// Names of the files (not directories) in `dir`, sorted. Empty when there is no such directory.
@@ -103,3 +106,6 @@ pub trait Region: fmt::Debug + Send + Sync {
     /// Makes all that was written so far durable.
     fn flush(&self) -> io::Result<()>;
 }
+
+#[cfg(test)]
+mod tests;
