@@ -2,6 +2,7 @@
 
 mod groups;
 mod lookup;
+mod metrics;
 mod pull;
 mod send;
 mod topics;
@@ -40,18 +41,27 @@ impl House {
     }
 
     fn with(change: impl FnOnce(&mut BrokerConfig), limits: Limits) -> Self {
+        Self::build(change, limits, &unmeasured())
+    }
+
+    fn measured(meters: &Meters) -> Self {
+        Self::build(|_| {}, Limits::default(), meters)
+    }
+
+    fn build(change: impl FnOnce(&mut BrokerConfig), limits: Limits, meters: &Meters) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut options = Options::new(dir.path().join("data"), "shard-0");
         options.first_segment_bytes = 4 << 20;
         options.segment_bytes = 4 << 20;
         options.disk_floor_bytes = 0;
         options.boot_id = "boot".into();
+        options.retention_interval = Duration::from_millis(10);
         let mut config = BrokerConfig::default();
         config.topics.auto_create = true;
         change(&mut config);
         let clock = Arc::new(ManualClock::new(START_MS));
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-        let broker = open(&options, &disk, &clock, config, limits);
+        let broker = open(&options, &disk, &clock, config, limits, meters);
         Self { broker, clock, options, disk, _dir: dir }
     }
 
@@ -59,7 +69,7 @@ impl House {
     fn restart(&mut self) {
         let config = self.broker.inner.config.clone();
         self.close();
-        self.broker = open(&self.options, &self.disk, &self.clock, config, Limits::default());
+        self.broker = open(&self.options, &self.disk, &self.clock, config, Limits::default(), &unmeasured());
     }
 
     fn close(&self) {
@@ -104,13 +114,23 @@ fn open(
     clock: &Arc<ManualClock>,
     config: BrokerConfig,
     limits: Limits,
+    meters: &Meters,
 ) -> Broker {
-    let meter = SdkMeterProvider::default().meter("test");
-    let hold = Hold::new(limits, &meter);
+    let hold = Hold::new(limits, &meters.holdfast);
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
-    let store =
-        Store::open(options.clone(), Arc::clone(disk), Arc::clone(&clock), news(&hold), &meter).unwrap();
-    Broker::new(store, hold, config, clock, &Meters { rocketmq: meter.clone(), holdfast: meter })
+    let store = Store::open(
+        options.clone(),
+        Arc::clone(disk),
+        Arc::clone(&clock),
+        news(&hold),
+        &unmeasured().holdfast,
+    );
+    Broker::new(store.unwrap(), hold, config, clock, meters)
+}
+
+fn unmeasured() -> Meters {
+    let meter = SdkMeterProvider::default().meter("test");
+    Meters { rocketmq: meter.clone(), holdfast: meter }
 }
 
 fn message(body: &str) -> Bytes {

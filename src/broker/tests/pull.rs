@@ -320,3 +320,82 @@ async fn consumers_at_the_end_of_the_queue_get_every_message_once_and_in_order()
         assert_eq!(reader.await.unwrap(), expected);
     }
 }
+
+/// Flips one byte of the first place in the log's files that holds `text`.
+fn damage(house: &House, text: &str) {
+    let mut dirs = vec![house.options.dir.clone()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            let mut bytes = std::fs::read(&path).unwrap();
+            let found = bytes.windows(text.len()).position(|window| window == text.as_bytes());
+            if let Some(at) = found {
+                bytes[at] ^= 1;
+                return std::fs::write(path, bytes).unwrap();
+            }
+        }
+    }
+    panic!("`{text}` is in no file");
+}
+
+#[tokio::test]
+async fn damaged_messages_are_told_as_a_range_and_the_rest_is_served() {
+    let mut house = House::new();
+    for body in ["first", "second-is-damaged", "third-is-damaged", "fourth"] {
+        house.send("t", 0, vec![tagged(body, "x")]).await.unwrap();
+    }
+    house.close();
+    damage(&house, "second-is-damaged");
+    damage(&house, "third-is-damaged");
+    house.restart();
+    for filter in ["", "x"] {
+        let at = |offset| PullCommand { tag_filter: filter.into(), ..pull("t", offset) };
+        let before = house.broker.pull(at(0)).await.unwrap();
+        assert_eq!((bodies(&before), before.next_offset), (vec!["first".to_owned()], 1));
+        let mut next = 1;
+        let mut lost = Vec::new();
+        while next < 3 {
+            let pulled = house.broker.pull(at(next)).await.unwrap();
+            let PullOutcome::DataLoss { begin, end } = pulled.outcome else { panic!("{pulled:?}") };
+            assert_eq!((begin as i64, pulled.next_offset), (next, end));
+            lost.extend(begin..end);
+            next = end as i64;
+        }
+        assert_eq!(lost, [1, 2]);
+        assert_eq!(bodies(&house.broker.pull(at(3)).await.unwrap()), ["fourth"]);
+        let other = PullCommand { tag_filter: "y".into(), ..pull("t", 3) };
+        assert_eq!(house.broker.pull(other).await.unwrap().outcome, PullOutcome::NoMatchedMessage);
+    }
+    let lag = house.broker.describe_group("g", "").await;
+    assert_eq!(reason(lag), "GROUP_NOT_FOUND");
+    assert!(house.broker.node_status().shards[0].damage_total > 0);
+}
+
+#[tokio::test]
+async fn an_offset_that_retention_has_passed_is_below_the_first() {
+    let house = House::new();
+    let retention_age = Some(Duration::from_secs(60));
+    let change = TopicChange { retention_age, queues: Some(1), ..TopicChange::default() };
+    house.broker.create_topic("t", change).await.unwrap();
+    let body = "x".repeat(100_000);
+    for _ in 0..100 {
+        house.send("t", 0, vec![message(&body)]).await.unwrap();
+    }
+    house.commit("g", "t", 0, 1).await;
+    let (_, queue) = house.broker.queue(&crate::model::TopicName::new("t").unwrap(), 0).unwrap();
+    while queue.bounds().0 == 0 {
+        house.clock.advance(Duration::from_secs(30));
+        house.send("t", 0, vec![message(&body)]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let pulled = house.broker.pull(waiting("t", 0)).await.unwrap();
+    assert_eq!(pulled.outcome, PullOutcome::BelowMin);
+    assert!(pulled.next_offset > 0 && pulled.next_offset == pulled.min_offset);
+    assert!(matches!(house.commit("g", "t", 0, 1).await.outcome, CommitOutcome::OutOfRange));
+    let lag = &house.broker.describe_group("g", "").await.unwrap().queues[0];
+    assert!(lag.lag_messages <= lag.max_offset - lag.min_offset, "what is gone does not count");
+}

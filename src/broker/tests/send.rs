@@ -214,3 +214,47 @@ async fn a_closed_broker_says_that_it_stops() {
     assert_eq!(error.reason(), "STOPPING");
     assert!(error.retry_after().is_some());
 }
+
+#[tokio::test]
+async fn a_full_disk_refuses_sends_but_can_be_read_empty() {
+    let mut house = House::new();
+    house.send("t", 0, vec![message("a"), message("b")]).await.unwrap();
+    house.options.disk_floor_bytes = u64::MAX;
+    house.restart();
+    while house.broker.node_status().shards[0].state == State::Writable {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let error = house.send("t", 0, vec![message("c")]).await.unwrap_err();
+    assert_eq!(error.reason(), "DISK_FULL");
+    assert!(error.retry_after().is_some() && error.to_string().contains("floor"), "{error}");
+    assert_eq!(reason(house.broker.create_topic("u", TopicChange::default()).await), "DISK_FULL");
+    assert_eq!(bodies(&house.broker.pull(pull("t", 0)).await.unwrap()), ["a", "b"]);
+    assert_eq!(house.commit("g", "t", 0, 2).await.outcome, CommitOutcome::Committed);
+    house.broker.delete_topic("t").await.unwrap();
+}
+
+#[tokio::test]
+async fn too_much_at_once_is_refused_with_a_delay() {
+    let mut house = House::new();
+    house.broker.create_topic("t", TopicChange::default()).await.unwrap();
+    house.options.inbox_bytes = 1 << 20;
+    house.restart();
+    let body = message(&"x".repeat(100_000));
+    let (mut tickets, mut busy) = (Vec::new(), None);
+    for _ in 0..10_000 {
+        match house.broker.begin_send(to("t", vec![body.clone()])) {
+            Ok(ticket) => tickets.push(ticket),
+            Err(error) => {
+                busy = Some(error);
+                break;
+            }
+        }
+    }
+    let busy = busy.unwrap();
+    assert_eq!(busy.reason(), "BUSY");
+    assert!(busy.retry_after().is_some_and(|delay| !delay.is_zero()));
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    house.send("t", 0, vec![body]).await.unwrap();
+}
