@@ -33,3 +33,4 @@ pub mod model;
 pub mod pb;
 pub mod runtime;
 pub mod store;
+pub mod telemetry;

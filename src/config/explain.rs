@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     Config, Loaded, SECTIONS,
-    loader::{nearest_key, show, variable},
+    loader::{at, nearest_key, show, variable},
 };
 
 /// A key as people are told about it.
@@ -37,8 +37,8 @@ pub fn explain(loaded: &Loaded, defaults: &Config, wanted: Option<&str>) -> Resu
                 continue;
             }
             found.push(Explained {
-                value: show(&values[section.name][field]),
-                default: show(&defaults[section.name][field]),
+                value: show(at(&values, section.name, field)),
+                default: show(at(&defaults, section.name, field)),
                 origin: loaded.origins.get(&key).cloned().unwrap_or_default().to_string(),
                 variable: variable(&key),
                 doc: section.doc(field).unwrap_or_default(),

@@ -189,7 +189,7 @@ pub fn load(role: Role, layers: &Layers) -> Result<Loaded, ConfigError> {
             let value: Value = merged.get(&key).map_err(layering)?;
             let origin = origins.get(&key).cloned().unwrap_or_default();
             let refused = |problem| ConfigError::Value { key: key.clone(), problem, origin: origin.clone() };
-            let default = &shown_defaults[section.name][field];
+            let default = at(&shown_defaults, section.name, field);
             let value = of_kind(default, value.kind).map_err(&refused)?;
             if let Err(problem) = (section.try_value)(field, value.clone()) {
                 return Err(refused(format!("is {}; {problem}", show(&value))));
@@ -206,6 +206,11 @@ pub fn load(role: Role, layers: &Layers) -> Result<Loaded, ConfigError> {
         problem: invalid.problem,
     })?;
     Ok(Loaded { config, role, origins })
+}
+
+/// A key's value among all.
+pub(super) fn at<'a>(all: &'a Json, section: &str, field: &str) -> &'a Json {
+    all.get(section).and_then(|fields| fields.get(field)).unwrap_or(&Json::Null)
 }
 
 /// A value as a person would write it.

@@ -57,6 +57,8 @@ pub struct Config {
     pub node: NodeConfig,
     /// `[listen]`.
     pub listen: ListenConfig,
+    /// `[api]`.
+    pub api: ApiConfig,
     /// `[store]`.
     pub store: StoreConfig,
     /// `[topics]`.
@@ -77,6 +79,7 @@ pub struct Config {
 const SECTIONS: &[SectionKind] = &[
     SectionKind::of::<NodeConfig>("node"),
     SectionKind::of::<ListenConfig>("listen"),
+    SectionKind::of::<ApiConfig>("api"),
     SectionKind::of::<StoreConfig>("store"),
     SectionKind::of::<TopicsConfig>("topics"),
     SectionKind::of::<GroupsConfig>("groups"),
@@ -109,10 +112,11 @@ impl Config {
         config
     }
 
-    /// Checks every section, and what one section asks of another; the error names the key.
+    /// Checks every section; the error names the key.
     pub fn check(&self) -> Result<(), Invalid> {
         self.node.check()?;
         self.listen.check()?;
+        self.api.check()?;
         self.store.check()?;
         self.topics.check()?;
         self.groups.check()?;
@@ -120,15 +124,6 @@ impl Config {
         self.hold.check()?;
         self.telemetry.check()?;
         self.shutdown.check()?;
-        if self.hold.max_per_connection > self.hold.max_total {
-            return Err(Invalid::new(
-                "hold.max_per_connection",
-                format!(
-                    "is {}, above hold.max_total ({}); make it smaller",
-                    self.hold.max_per_connection, self.hold.max_total
-                ),
-            ));
-        }
         Ok(())
     }
 
@@ -222,8 +217,6 @@ mod tests {
         assert!(error.contains("512MiB"), "{error}");
         let error = refused(|c| c.listen.probe = c.listen.api);
         assert!(error.starts_with("listen.probe: "), "{error}");
-        let error = refused(|c| c.hold.max_total = 1);
-        assert!(error.starts_with("hold.max_per_connection: "), "{error}");
         let error = refused(|c| c.telemetry.log_level = "holdfast=loud".into());
         assert!(error.starts_with("telemetry.log_level: "), "{error}");
         let error = refused(|c| c.node.name = "a b".into());
