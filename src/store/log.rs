@@ -343,15 +343,16 @@ impl Shard {
 
     /// Writes the open group from whatever thread waits for it, unless somebody is writing already.
     pub fn write_inline(self: &Arc<Self>, group: u64) {
-        let inner = self.inner.lock();
-        if inner.group.number != group || inner.writing || inner.group.is_empty() || inner.fenced.is_some() {
+        let mut inner = self.inner.lock();
+        if inner.group.number != group || inner.group.is_empty() || inner.fenced.is_some() {
             return;
         }
+        // Whoever is writing now looks for this when he is done.
+        let dirty = inner.written.bytes > self.options.dirty_bytes;
         let ready = inner.group.pieces.iter().all(|piece| self.segments.get(piece.base).is_some());
-        if !ready || inner.written.bytes > self.options.dirty_bytes {
-            let mut inner = inner;
+        if inner.writing || dirty || !ready {
             inner.handover = true;
-            inner.written.wanted |= inner.written.bytes > self.options.dirty_bytes;
+            inner.written.wanted |= dirty;
             self.work.notify_one();
             return;
         }

@@ -438,7 +438,8 @@ impl Store {
         self.shard.fetch_now(key, slots)
     }
 
-    /// Reads messages. May block on the device.
+    /// Reads messages. May block on the device. Messages that retention has removed since the scan are
+    /// left out.
     pub fn fetch(&self, key: QueueKey, slots: &[Slot]) -> Result<Vec<Fetched>, StoreError> {
         self.shard.fetch(key, slots)
     }

@@ -147,8 +147,7 @@ impl Shard {
                 continue;
             }
             let Some(segment) = self.segments.holding(first.position.0) else {
-                // Its segment is damaged or gone.
-                fetched.push(Fetched { offset: first.offset, store_ms: first.store_ms, payload: None });
+                fetched.extend(self.look_again(key, first)?);
                 rest = rest.get(1..).unwrap_or_default();
                 continue;
             };
@@ -176,6 +175,27 @@ impl Shard {
             }
         }
         Ok(fetched)
+    }
+
+    /// Retention has removed the segment since the index was read: either the message is no longer in its
+    /// queue, and is left out, or it stands elsewhere now.
+    fn look_again(&self, key: QueueKey, slot: &Slot) -> io::Result<Option<Fetched>> {
+        let Some(queue) = self.tables.queue(key).filter(|queue| queue.start() <= slot.offset) else {
+            return Ok(None);
+        };
+        let seen = queue.index().read().get(&self.space, key, slot.offset);
+        let moved = match seen {
+            Lookup::Entry(entry) if entry.position != slot.position.0 => {
+                let position = LogPosition(entry.position);
+                self.record_bytes(entry.position)?
+                    .map(|bytes| (Slot { position, length: entry.length, ..*slot }, bytes))
+            }
+            _ => None,
+        };
+        Ok(Some(match moved {
+            Some((slot, bytes)) => self.checked(key, &slot, &bytes),
+            None => Fetched { offset: slot.offset, store_ms: slot.store_ms, payload: None },
+        }))
     }
 
     /// What the record says, if it is whole and the one that the index means.

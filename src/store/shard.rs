@@ -89,8 +89,10 @@ pub(super) struct SpaceLeft {
 struct Preparing {
     /// By base, with the epoch of whoever asked.
     wanted: BTreeMap<u64, u32>,
-    /// Why the last one could not be made.
-    failed: Option<String>,
+    /// There was no space for the last one; it is tried again.
+    no_space: bool,
+    /// Why none can be made any more.
+    broken: Option<String>,
     stop: bool,
 }
 
@@ -271,11 +273,11 @@ impl Shard {
             if let Some(segment) = self.segments.get(base) {
                 return Ok(segment);
             }
-            if !may_wait || preparing.stop {
-                return Err(io::Error::other("the next segment is not there"));
+            if let Some(error) = &preparing.broken {
+                return Err(io::Error::other(format!("the next segment cannot be made: {error}")));
             }
-            if self.stopping() && preparing.failed.is_some() {
-                return Err(io::Error::other("no room for the next segment while stopping"));
+            if !may_wait || preparing.stop || (self.stopping() && preparing.no_space) {
+                return Err(io::Error::other("the next segment is not there"));
             }
             self.prepared.wait_for(&mut preparing, PREPARE_RETRY);
         }
@@ -296,17 +298,25 @@ impl Shard {
             match made {
                 Ok(_) => {
                     preparing.wanted.remove(&base);
-                    preparing.failed = None;
-                    self.prepared.notify_all();
+                    preparing.no_space = false;
                 }
-                Err(error) => {
-                    if preparing.failed.is_none() {
-                        tracing::warn!(event = "storage.state_changed", %error, base, "cannot make the next log segment; trying on");
+                // Space comes back; until then whoever needs the segment waits.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
+                {
+                    if !preparing.no_space {
+                        tracing::warn!(event = "storage.state_changed", %error, base, "no space for the next log segment; trying on");
                     }
-                    preparing.failed = Some(error.to_string());
+                    preparing.no_space = true;
                     self.prepared.wait_for(&mut preparing, PREPARE_RETRY);
                 }
+                Err(error) => {
+                    tracing::error!(event = "storage.state_changed", %error, base, "cannot make the next log segment");
+                    preparing.broken = Some(error.to_string());
+                    preparing.wanted.clear();
+                }
             }
+            self.prepared.notify_all();
         }
     }
 
@@ -320,7 +330,7 @@ impl Shard {
             return Err(full());
         }
         let spare = (self.options.segment_bytes / 8).min(SPARE_BYTES);
-        if room < spare && self.segments.get(next_base).is_none() && self.preparing.lock().failed.is_some() {
+        if room < spare && self.segments.get(next_base).is_none() && self.preparing.lock().no_space {
             return Err(full());
         }
         Ok(())

@@ -94,6 +94,8 @@ pub(super) fn read_all(store: &Store, topic: &str, queue: u32) -> Vec<(u64, Byte
     }
 }
 
+mod crash;
+
 fn temp() -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("shard").display().to_string();
