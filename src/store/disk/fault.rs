@@ -35,6 +35,8 @@ pub enum Operation {
     Sync,
     /// [`DiskFile::map`].
     Map,
+    /// [`Disk::free_bytes`].
+    Free,
 }
 
 /// What goes wrong: an error, a delay, or both. Every matching call, unless [`Fault::nth`] or [`Fault::times`] say
@@ -137,6 +139,7 @@ struct State {
     holds: Vec<Held>,
     next_hold: u64,
     cold: bool,
+    free_bytes: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -192,6 +195,11 @@ impl FaultDisk {
     /// Whether [`DiskFile::read_at_now`] finds nothing in memory.
     pub fn set_cold(&self, cold: bool) {
         self.faults.state.lock().cold = cold;
+    }
+
+    /// What the disk says of its free space; `None`: the truth.
+    pub fn set_free_bytes(&self, bytes: Option<u64>) {
+        self.faults.state.lock().free_bytes = bytes;
     }
 
     /// Removes all faults.
@@ -291,7 +299,9 @@ impl Disk for FaultDisk {
     }
 
     fn free_bytes(&self, dir: &Path) -> io::Result<u64> {
-        self.inner.free_bytes(dir)
+        self.faults.meet(Operation::Free, &[dir])?;
+        let told = self.faults.state.lock().free_bytes;
+        told.map_or_else(|| self.inner.free_bytes(dir), Ok)
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>> {

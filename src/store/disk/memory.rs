@@ -84,6 +84,43 @@ impl MemoryDisk {
         self.machine.state.lock().crash_at = operations;
     }
 
+    /// As [`MemoryDisk::crash_at`], counted from now.
+    pub fn crash_in(&self, operations: u64) {
+        let mut state = self.machine.state.lock();
+        state.crash_at = Some(state.operations + operations);
+    }
+
+    /// Inverts the bits of `mask` in one byte of a file, durably and uncounted, as a failing device would.
+    /// `false` where there is no such byte.
+    pub fn flip(&self, path: &Path, at: u64, mask: u8) -> bool {
+        let state = self.machine.state.lock();
+        let Some(link) = state.names.get(path) else { return false };
+        let mut content = link.inode.content.lock();
+        let inside = at < content.current.len;
+        if inside {
+            let Content { current, durable, .. } = &mut *content;
+            for image in [current, durable] {
+                let mut byte = [0];
+                image.copy(&mut byte, at);
+                image.write(&byte.map(|byte| byte ^ mask), at);
+            }
+        }
+        inside
+    }
+
+    /// Cuts a file to at most `len` bytes, durably and uncounted.
+    pub fn cut(&self, path: &Path, len: u64) {
+        let state = self.machine.state.lock();
+        let Some(link) = state.names.get(path) else { return };
+        let mut content = link.inode.content.lock();
+        content.sync();
+        if len < content.current.len {
+            content.current.cut(len);
+            content.durable.cut(len);
+            link.charge.set(len);
+        }
+    }
+
     /// Crashes now.
     pub fn crash(&self) {
         let _state = self.machine.state.lock();

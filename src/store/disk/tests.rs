@@ -315,6 +315,18 @@ fn a_full_disk_refuses_to_grow_and_files_give_their_room_back() {
     assert_eq!(disk.after_crash(CrashKeeps::Synced).free_bytes(Path::new("/d")).unwrap(), 5_000);
 }
 
+#[test]
+fn a_failing_device_changes_bytes_and_lengths_behind_the_store() {
+    let (disk, file) = with_file(b"abcd");
+    assert!(disk.flip(Path::new("/d/f"), 1, 0x20));
+    assert!(!disk.flip(Path::new("/d/f"), 4, 1) && !disk.flip(Path::new("/d/none"), 0, 1));
+    disk.cut(Path::new("/d/f"), 3);
+    assert_eq!(file.len().unwrap(), 3);
+    for keeps in [CrashKeeps::Synced, CrashKeeps::Everything] {
+        assert_eq!(read(&disk.after_crash(keeps), "/d/f").unwrap(), b"aBc");
+    }
+}
+
 proptest! {
     #[test]
     fn any_power_cut_leaves_synced_bytes_alone(
@@ -384,7 +396,7 @@ fn every_kind_of_call_can_fail() {
     let (disk, file) = faulty();
     let (path, dir) = (Path::new("/d/f.log"), Path::new("/d"));
     use Operation::*;
-    let calls: [(Operation, &dyn Fn() -> io::Result<()>); 10] = [
+    let calls: [(Operation, &dyn Fn() -> io::Result<()>); 11] = [
         (Open, &|| disk.open(path).map(|_| ())),
         (Create, &|| disk.create(Path::new("/d/new")).map(|_| ())),
         (Write, &|| file.write_at(b"x", 0)),
@@ -395,6 +407,7 @@ fn every_kind_of_call_can_fail() {
         (SyncDir, &|| disk.sync_dir(dir)),
         (Rename, &|| disk.rename(Path::new("/d/new"), Path::new("/d/newer"))),
         (Remove, &|| disk.remove(path)),
+        (Free, &|| disk.free_bytes(dir).map(|_| ())),
     ];
     for (operation, call) in calls {
         disk.inject(Fault::device(operation).times(1));
@@ -426,7 +439,7 @@ fn a_held_call_waits_until_it_is_released() {
 }
 
 #[test]
-fn a_cold_disk_reads_only_with_waiting() {
+fn a_cold_disk_reads_only_with_waiting_and_a_lying_one_has_the_room_it_says() {
     let (disk, file) = faulty();
     file.write_at(b"x", 0).unwrap();
     disk.set_cold(true);
@@ -434,4 +447,8 @@ fn a_cold_disk_reads_only_with_waiting() {
     file.read_at(&mut [0], 0).unwrap();
     disk.set_cold(false);
     assert!(file.read_at_now(&mut [0], 0).unwrap());
+    disk.set_free_bytes(Some(7));
+    assert_eq!(disk.free_bytes(Path::new("/d")).unwrap(), 7);
+    disk.set_free_bytes(None);
+    assert!(disk.free_bytes(Path::new("/d")).unwrap() > 7);
 }
