@@ -139,7 +139,8 @@ async fn a_third_pull_of_the_same_client_replaces_the_oldest() {
 
 #[tokio::test]
 async fn when_the_hold_is_full_a_pull_is_told_to_come_again_later() {
-    let broker = Broker::start_with("standalone", &[("hold.max_total", "3")]).await;
+    let broker =
+        Broker::start_with("standalone", &[("hold.max_total", "3"), ("hold.max_per_connection", "3")]).await;
     let client = broker.client().await;
     client.topic("t", 1).await;
     let pull = |n: u32| PullRequest { client_id: n.to_string(), ..pull_request("t", 0, 0) };

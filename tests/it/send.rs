@@ -189,6 +189,7 @@ async fn every_field_comes_back_as_it_was_sent_with_the_servers_fields_added() {
     assert_eq!(std::mem::take(&mut server.queue_id), 1);
     assert_eq!(server.store_timestamp.take(), answer.store_timestamp);
     assert!(!std::mem::take(&mut server.store_host).is_empty());
+    assert!(server.log_position.take().is_some());
     assert_eq!(got, sent, "body and marks are kept untouched, however odd");
 }
 

@@ -16,21 +16,70 @@ async fn assert_well(broker: &Broker) {
     assert!(!output.contains("panicked"), "{output}");
 }
 
+/// A call with these `grpc-timeout` headers, made without tonic, whose client would act on them itself. Answers
+/// code and message.
+async fn call_with_timeouts(
+    broker: &Broker,
+    path: &str,
+    request: &impl prost::Message,
+    values: &[&str],
+) -> (Code, String) {
+    let stream = tokio::net::TcpStream::connect(broker.address()).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let bytes = request.encode_to_vec();
+    let mut body = vec![0];
+    body.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+    body.extend(bytes);
+    let mut call = http::Request::post(format!("http://{}{path}", broker.address()))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    for value in values {
+        call = call.header("grpc-timeout", *value);
+    }
+    let mut client = client.ready().await.unwrap();
+    let (answer, mut sender) = client.send_request(call.body(()).unwrap(), false).unwrap();
+    // The broker may answer before it has read all; then there is nobody to send to.
+    let _ = sender.send_data(body.into(), true);
+    let (head, mut body) = answer.await.unwrap().into_parts();
+    while body.data().await.is_some() {}
+    let trailers = body.trailers().await.unwrap().unwrap_or_default();
+    connection.abort();
+    let find = |name: &str| {
+        let value = trailers.get(name).or_else(|| head.headers.get(name));
+        value.map(|value| value.to_str().unwrap().to_string()).unwrap_or_default()
+    };
+    (Code::from_bytes(find("grpc-status").as_bytes()), find("grpc-message"))
+}
+
+const SEND: &str = "/holdfast.v1.Broker/Send";
+const PULL: &str = "/holdfast.v1.Broker/Pull";
+
 #[tokio::test]
 async fn a_deadline_that_cannot_be_read_is_refused_and_has_no_effect() {
     let broker = Broker::start().await;
     let client = broker.client().await;
     client.topic("t", 1).await;
-    for value in ["abc", "5", "-1S", "999999999S", "S", "1.5S", "5 S", "5s", ""] {
-        let mut request = Request::new(send_request("t", vec![message("x")]));
-        request.metadata_mut().insert("grpc-timeout", value.parse().unwrap());
-        let status = client.broker.clone().send(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument, "send with {value:?}: {status:?}");
-        assert!(status.message().contains("grpc-timeout"), "{status:?}");
-        let mut request = Request::new(waiting(pull_request("t", 0, 0), SOON));
-        request.metadata_mut().insert("grpc-timeout", value.parse().unwrap());
-        let status = client.broker.clone().pull(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument, "pull with {value:?}: {status:?}");
+    let (send, pull) = (send_request("t", vec![message("x")]), waiting(pull_request("t", 0, 0), SOON));
+    for values in [
+        &["abc"][..],
+        &["5"],
+        &["-1S"],
+        &["999999999S"],
+        &["S"],
+        &["1.5S"],
+        &["5 S"],
+        &["5s"],
+        &[""],
+        &["1S", "2S"],
+    ] {
+        for (code, text) in [
+            call_with_timeouts(&broker, SEND, &send, values).await,
+            call_with_timeouts(&broker, PULL, &pull, values).await,
+        ] {
+            assert_eq!(code, Code::InvalidArgument, "{values:?}: {text}");
+            assert!(text.contains("grpc-timeout"), "{values:?}: {text}");
+        }
     }
     assert_eq!(client.offsets("t", 0, "").await.max_offset, 0);
 }
@@ -40,15 +89,12 @@ async fn a_deadline_that_is_over_fails_at_once_and_has_no_effect() {
     let broker = Broker::start().await;
     let client = broker.client().await;
     client.topic("t", 1).await;
+    let (send, pull) = (send_request("t", vec![message("x")]), waiting(pull_request("t", 0, 0), SOON));
     for value in ["0n", "0S", "0m"] {
-        let mut request = Request::new(send_request("t", vec![message("x")]));
-        request.metadata_mut().insert("grpc-timeout", value.parse().unwrap());
-        let status = client.broker.clone().send(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::DeadlineExceeded, "{value}: {status:?}");
-        let mut request = Request::new(waiting(pull_request("t", 0, 0), SOON));
-        request.metadata_mut().insert("grpc-timeout", value.parse().unwrap());
-        let status = client.broker.clone().pull(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::DeadlineExceeded, "{value}: {status:?}");
+        let (code, text) = call_with_timeouts(&broker, SEND, &send, &[value]).await;
+        assert_eq!(code, Code::DeadlineExceeded, "{value}: {text}");
+        let (code, text) = call_with_timeouts(&broker, PULL, &pull, &[value]).await;
+        assert_eq!(code, Code::DeadlineExceeded, "{value}: {text}");
     }
     assert_eq!(client.offsets("t", 0, "").await.max_offset, 0);
     client.wait_held(0).await;
