@@ -13,7 +13,6 @@ use bytes::Bytes;
 use opentelemetry::metrics::MeterProvider as _;
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use prost::Message as _;
-use tempfile::TempDir;
 
 use super::*;
 use crate::{
@@ -21,7 +20,7 @@ use crate::{
     runtime::ManualClock,
     store::{
         Options,
-        disk::{Disk, RealDisk},
+        disk::{Disk, FaultDisk, MemoryDisk},
     },
 };
 
@@ -31,8 +30,7 @@ struct House {
     broker: Broker,
     clock: Arc<ManualClock>,
     options: Options,
-    disk: Arc<dyn Disk>,
-    _dir: TempDir,
+    disk: FaultDisk,
 }
 
 impl House {
@@ -49,8 +47,7 @@ impl House {
     }
 
     fn build(change: impl FnOnce(&mut BrokerConfig), limits: Limits, meters: &Meters) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut options = Options::new(dir.path().join("data"), "shard-0");
+        let mut options = Options::new("/data", "shard-0");
         options.first_segment_bytes = 4 << 20;
         options.segment_bytes = 4 << 20;
         options.disk_floor_bytes = 0;
@@ -60,9 +57,9 @@ impl House {
         config.topics.auto_create = true;
         change(&mut config);
         let clock = Arc::new(ManualClock::new(START_MS));
-        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        let disk = FaultDisk::new(Arc::new(MemoryDisk::new()));
         let broker = open(&options, &disk, &clock, config, limits, meters);
-        Self { broker, clock, options, disk, _dir: dir }
+        Self { broker, clock, options, disk }
     }
 
     /// Closes the store and opens it again.
@@ -110,7 +107,7 @@ impl Drop for House {
 
 fn open(
     options: &Options,
-    disk: &Arc<dyn Disk>,
+    disk: &FaultDisk,
     clock: &Arc<ManualClock>,
     config: BrokerConfig,
     limits: Limits,
@@ -120,7 +117,7 @@ fn open(
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     let store = Store::open(
         options.clone(),
-        Arc::clone(disk),
+        Arc::new(disk.clone()) as Arc<dyn Disk>,
         Arc::clone(&clock),
         news(&hold),
         &unmeasured().holdfast,

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::store::disk::{Fault, Operation};
 
 #[tokio::test]
 async fn an_offset_outside_the_queue_is_told_apart_and_corrected() {
@@ -323,20 +324,14 @@ async fn consumers_at_the_end_of_the_queue_get_every_message_once_and_in_order()
 
 /// Flips one byte of the first place in the log's files that holds `text`.
 fn damage(house: &House, text: &str) {
-    let mut dirs = vec![house.options.dir.clone()];
-    while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                dirs.push(path);
-                continue;
-            }
-            let mut bytes = std::fs::read(&path).unwrap();
-            let found = bytes.windows(text.len()).position(|window| window == text.as_bytes());
-            if let Some(at) = found {
-                bytes[at] ^= 1;
-                return std::fs::write(path, bytes).unwrap();
-            }
+    let dir = house.options.dir.join("log");
+    for name in house.disk.list(&dir).unwrap().iter().filter(|name| name.ends_with(".log")) {
+        let file = house.disk.open(&dir.join(name)).unwrap();
+        let mut bytes = vec![0; file.len().unwrap() as usize];
+        file.read_at(&mut bytes, 0).unwrap();
+        let found = bytes.windows(text.len()).position(|window| window == text.as_bytes());
+        if let Some(at) = found {
+            return file.write_at(&[bytes[at] ^ 1], at as u64).unwrap();
         }
     }
     panic!("`{text}` is in no file");
@@ -398,4 +393,30 @@ async fn an_offset_that_retention_has_passed_is_below_the_first() {
     assert!(matches!(house.commit("g", "t", 0, 1).await.outcome, CommitOutcome::OutOfRange));
     let lag = &house.broker.describe_group("g", "").await.unwrap().queues[0];
     assert!(lag.lag_messages <= lag.max_offset - lag.min_offset, "what is gone does not count");
+}
+
+#[tokio::test]
+async fn a_message_that_is_in_no_cache_is_read_where_waiting_harms_nobody() {
+    let mut house = House::new();
+    house.options.recent_bytes = 64 << 10;
+    house.send("t", 0, (0..50).map(|n| tagged(&n.to_string(), "x")).collect()).await.unwrap();
+    house.restart();
+    house.disk.set_cold(true);
+    for filter in ["", "x"] {
+        let command = PullCommand { tag_filter: filter.into(), max_messages: 100, ..pull("t", 0) };
+        let pulled = house.broker.pull(command).await.unwrap();
+        assert_eq!(bodies(&pulled), (0..50).map(|n| n.to_string()).collect::<Vec<_>>());
+    }
+    let stall = house.disk.hold(Operation::Read, ".log");
+    let cold = tokio::spawn(house.broker.pull(pull("t", 0)));
+    while stall.waiting() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let short = house.broker.pull(pull("t", 50)).await.unwrap();
+    assert_eq!(short.outcome, PullOutcome::NoNewMessage(None), "others go on meanwhile");
+    drop(stall);
+    assert_eq!(bodies(&cold.await.unwrap().unwrap()).len(), 32);
+
+    house.disk.inject(Fault::device(Operation::Read).on(".log"));
+    assert_eq!(reason(house.broker.pull(pull("t", 0)).await), "READ_FAILED");
 }

@@ -3,7 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::*;
-use crate::model::{DurabilityLevel, TopicType};
+use crate::{
+    model::{DurabilityLevel, TopicType},
+    store::disk::{Fault, Operation},
+};
 
 fn to(topic: &str, messages: Vec<Bytes>) -> SendCommand {
     SendCommand { topic: topic.into(), messages, ..SendCommand::default() }
@@ -257,4 +260,26 @@ async fn too_much_at_once_is_refused_with_a_delay() {
         ticket.await.unwrap();
     }
     house.send("t", 0, vec![body]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_sync_refuses_writes_for_good_and_serves_what_was_durable() {
+    let house = House::new();
+    house.send("t", 0, vec![message("durable")]).await.unwrap();
+    house.commit("g", "t", 0, 1).await;
+    let held = tokio::spawn(house.broker.pull(waiting("t", 1)));
+    house.held(1).await;
+    house.disk.inject(Fault::device(Operation::Sync).on(".log"));
+    let error = house.send("t", 0, vec![message("lost")]).await.unwrap_err();
+    assert_eq!(error.reason(), "FENCED");
+    assert_eq!(reason(house.send("t", 0, vec![message("refused")]).await), "FENCED");
+    let commit = house.commit("g", "t", 0, 0).await;
+    assert!(matches!(commit.outcome, CommitOutcome::Stale | CommitOutcome::Failed(_)), "{commit:?}");
+    let pulled = house.broker.pull(pull("t", 0)).await.unwrap();
+    assert_eq!((bodies(&pulled), pulled.max_offset), (vec!["durable".to_owned()], 1));
+    assert_eq!(house.committed("g", "t", 0).await, Some(1));
+    assert!(matches!(house.broker.node_status().shards[0].state, State::Fenced(_)));
+    assert!(!held.is_finished(), "nothing that could be taken back was shown");
+    house.broker.stop();
+    assert_eq!(reason(held.await.unwrap()), "STOPPING");
 }
