@@ -17,7 +17,7 @@ Exit codes:
     4  the topic, group, queue or message does not exist
     5  refused: a value breaks a rule, or the state forbids it (exists already, unread messages)
     6  unavailable or busy: trying again later can help (a send may be stored all the same)
-    7  done, but messages are lost for good (damaged log, power cut); the rest was given out
+    7  done, but messages are lost for good (damaged log, power cut); `store check` found damage
   130  interrupted";
 
 /// What a process tells its caller.
@@ -105,6 +105,11 @@ impl Failure {
         Self { exit, text: text.into(), cause: None }
     }
 
+    /// A value breaks a rule that the broker has, too.
+    pub fn refused(text: impl Into<String>) -> Self {
+        Self::new(Exit::Refused, text)
+    }
+
     /// The command line is wrong in a way that its grammar does not show.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::new(Exit::Usage, text)
@@ -131,13 +136,19 @@ impl Failure {
 
 impl From<client::Error> for Failure {
     fn from(error: client::Error) -> Self {
-        Self { exit: error.code().into(), text: error.text().to_owned(), cause: Some(error) }
+        // A limit that time does not lift is a rule; one with a pause is a busy broker.
+        let exit = match error.code() {
+            Code::ResourceExhausted if error.retry_after().is_none() => Exit::Refused,
+            code => code.into(),
+        };
+        Self { exit, text: error.text().to_owned(), cause: Some(error) }
     }
 }
 
 impl From<Invalid> for Failure {
     fn from(invalid: Invalid) -> Self {
-        Self::new(Exit::Usage, invalid.to_string())
+        // As the broker would have it.
+        Self::new(Exit::Refused, invalid.to_string())
     }
 }
 
@@ -146,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_in_the_help_is_what_the_code_does() {
+    fn the_tables_in_help_and_readme_have_every_code() {
         for exit in [
             Exit::Ok,
             Exit::Failed,
@@ -160,6 +171,8 @@ mod tests {
         ] {
             let line = format!("\n{:>5}  ", exit.code());
             assert!(EXIT_CODES.contains(&line), "{exit:?}");
+            let row = format!("\n| {} | ", exit.code());
+            assert!(include_str!("../../README.md").contains(&row), "{exit:?}");
         }
     }
 

@@ -79,7 +79,7 @@ pub(super) async fn run(session: Session, job: Job, input: Input) -> Result<Exit
         // Lines behind the last message have nothing to wait for.
         tally.acknowledged_lines = splitter.lines.max(job.skip);
     }
-    tally.unknown_messages = flying.iter().map(|flight| flight.messages).sum();
+    tally.unknown_messages += flying.iter().map(|flight| flight.messages).sum::<u64>();
     drop(stream);
     bar.finish_and_clear();
     report(&session, &job, &splitter, &tally, begun.elapsed(), end.as_ref().err())?;

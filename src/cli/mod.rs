@@ -21,6 +21,7 @@ mod output;
 mod pull;
 mod send;
 mod status;
+mod store;
 mod topic;
 mod values;
 
@@ -93,6 +94,9 @@ enum Command {
     Offsets(offsets::Command),
     /// Show the state of the broker.
     Status(status::Args),
+    /// Check a data directory.
+    #[command(subcommand)]
+    Store(store::Command),
     /// Measure how fast a broker is.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -150,6 +154,7 @@ impl Command {
             Self::Group(command) => talk(global, |session| group::run(session, command)),
             Self::Message(command) => talk(global, |session| message::run(session, command)),
             Self::Offsets(command) => talk(global, |session| offsets::run(session, command)),
+            Self::Store(command) => store::run(global.output, command),
             Self::Bench(command) => {
                 converse_on(command.threads(), global, |session| bench::run(session, command))
             }

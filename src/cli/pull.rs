@@ -256,6 +256,13 @@ impl Reading {
                     (None, None) if reading.args.follow => queue.max,
                     (None, None) => queue.min,
                 };
+                if first > queue.max {
+                    output::warn(format_args!(
+                        "queue {}: offset {first} is beyond the end; beginning there, at {}",
+                        queue.queue, queue.max
+                    ));
+                }
+                let first = first.min(queue.max);
                 let end = (!reading.args.follow).then_some(queue.max);
                 reading.add_lane(queue.queue, first, end, queue.committed)?;
             }

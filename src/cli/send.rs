@@ -166,17 +166,17 @@ fn bodies(arguments: Vec<std::ffi::OsString>, file: Option<PathBuf>) -> Result<V
         return Err(Failure::usage("name what to send: a BODY, --file PATH, or --lines for standard input"));
     }
     if bodies.len() > MAX_BATCH_MESSAGES {
-        return Err(Failure::usage(format!(
+        return Err(Failure::refused(format!(
             "{} messages; one call takes {MAX_BATCH_MESSAGES}, use --lines for more",
             bodies.len()
         )));
     }
     for body in &bodies {
         if body.is_empty() {
-            return Err(Failure::usage("the body is empty; a message has at least 1 byte"));
+            return Err(Failure::refused("the body is empty; a message has at least 1 byte"));
         }
         if body.len() > MAX_BODY_BYTES {
-            return Err(Failure::usage(format!(
+            return Err(Failure::refused(format!(
                 "the body has {} bytes; a message has at most 4 MiB",
                 body.len()
             )));
@@ -251,7 +251,7 @@ impl Input {
         let read = self.source.take(most + 1).read_to_end(&mut body);
         read.map_err(|error| Failure::io(&self.name, &error))?;
         if body.len() > MAX_BODY_BYTES {
-            return Err(Failure::usage(format!(
+            return Err(Failure::refused(format!(
                 "{} has more than 4 MiB, the most that a message takes; send its --lines, or parts of it",
                 self.name
             )));

@@ -214,7 +214,7 @@ async fn describe(session: &Session, topic: &str) -> Result<Exit, Failure> {
     let TopicDescription { topic, queues, groups, promise } = &found;
     output::line(format_args!("{}  {}", paint(BOLD, &topic.name), in_words(&topic.settings)))?;
     if !promise.is_empty() {
-        output::line(format_args!("An OK: {promise}"))?;
+        output::line(promise)?;
     }
     let map =
         format!("map version {}, groups over {} queues", topic.queue_map_version, topic.queue_map_queues);

@@ -255,10 +255,7 @@ impl Error {
     /// Whether the same call can succeed later without any change.
     pub fn retryable(&self) -> bool {
         self.facts.retry_after.is_some()
-            || matches!(
-                self.facts.code,
-                Code::Unreachable | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
-            )
+            || matches!(self.facts.code, Code::Unreachable | Code::Unavailable | Code::Aborted)
     }
 }
 

@@ -206,3 +206,6 @@ impl Shared {
 fn ended() -> Error {
     Error::new(Code::Unavailable, "the broker ended the stream; what was on its way may have been stored")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! `holdfast store`: look after a data directory while no broker uses it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::{
+    Exit, Failure, Format,
+    output::{self, BAD, BOLD, DIM, GOOD, paint},
+    values,
+};
+use crate::store::{self, Report};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Read a whole data directory and tell what is damaged. Changes nothing.
+    #[command(after_help = CHECK_HELP)]
+    Check {
+        /// The data directory of a broker that does not run.
+        #[arg(value_name = "DATA_DIR")]
+        dir: PathBuf,
+    },
+}
+
+const CHECK_HELP: &str = "\
+Every record of the log is read and its checksum compared; snapshots, too. Exit code 7 when there is damage. A torn
+end is none: it was never acknowledged, and the next start cuts it off. Unusable snapshots cost a slower start, no data.
+
+Examples:
+  holdfast store check ./data
+  holdfast store check /var/lib/holdfast -o json";
+
+pub(super) fn run(format: Format, command: Command) -> Result<Exit, Failure> {
+    let Command::Check { dir } = command;
+    let shards = shards(&dir)?;
+    let mut damaged = false;
+    for (number, shard) in shards.iter().enumerate() {
+        let bar = progress();
+        let report = store::check(shard, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let report = report.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        damaged |= !report.damage.is_empty();
+        if format == Format::Json {
+            output::json(&JsonReport::new(shard, &report))?;
+        } else {
+            if number > 0 {
+                output::line("")?;
+            }
+            show(shard, &report)?;
+        }
+    }
+    Ok(if damaged { Exit::DataLoss } else { Exit::Ok })
+}
+
+/// The shards in a data directory: itself, or those directly below.
+fn shards(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let is_shard = |dir: &Path| dir.join("log").is_dir();
+    if is_shard(dir) {
+        return Ok(vec![dir.to_path_buf()]);
+    }
+    let name = dir.display().to_string();
+    let entries = fs::read_dir(dir).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Failure::new(Exit::NotFound, format!("{name}: {error}")),
+        _ => Failure::io(&name, &error),
+    })?;
+    let below = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut found: Vec<PathBuf> = below.filter(|path| is_shard(path)).collect();
+    if found.is_empty() {
+        let text = format!("{name} holds no log; give the data directory of a broker");
+        return Err(Failure::new(Exit::NotFound, text));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn progress() -> ProgressBar {
+    if !output::watched() {
+        return ProgressBar::hidden();
+    }
+    let template = "{wide_bar:.green} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} to go";
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn show(shard: &Path, report: &Report) -> Result<(), Failure> {
+    let places = u64::try_from(report.damage.len()).unwrap_or(u64::MAX);
+    let verdict = match places {
+        0 => paint(GOOD, "no damage"),
+        _ => paint(BAD, format_args!("damaged in {}", values::plural(places, "place", "places"))),
+    };
+    output::line(format_args!("{}  {verdict}", paint(BOLD, shard.display())))?;
+    let field = |name: &str, value: String| {
+        output::line(format_args!("  {}  {value}", paint(DIM, format_args!("{name:<9}"))))
+    };
+    field(
+        "log",
+        format!(
+            "{} in {}, {} to {}, epoch {}",
+            values::size(report.log_bytes),
+            values::plural(report.segments, "segment", "segments"),
+            report.log_start,
+            report.log_end,
+            report.epoch,
+        ),
+    )?;
+    let end = match report.torn_until {
+        Some(until) => format!("torn up to {until}: never acknowledged, the next start cuts it off"),
+        None if report.clean => "stopped cleanly".to_owned(),
+        None => "not stopped cleanly, nothing torn".to_owned(),
+    };
+    field("end", end)?;
+    let records: Vec<String> =
+        report.records.iter().map(|(kind, count)| format!("{kind} {}", values::count(*count))).collect();
+    field("records", records.join(", "))?;
+    for (file, problem) in &report.snapshots {
+        field("snapshot", format!("{file}: {}", problem.as_deref().unwrap_or("usable")))?;
+    }
+    for damage in &report.damage {
+        let place = format!("{} {} to {}", damage.file, damage.begin, damage.end);
+        field("damage", format!("{}: {}", paint(BAD, place), damage.text))?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    dir: String,
+    segments: u64,
+    log_bytes: u64,
+    log_start: u64,
+    log_end: u64,
+    epoch: u32,
+    clean: bool,
+    torn_until: Option<u64>,
+    records: &'a std::collections::BTreeMap<&'static str, u64>,
+    snapshots: Vec<JsonSnapshot<'a>>,
+    damage: Vec<JsonDamage<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonSnapshot<'a> {
+    file: &'a str,
+    /// `null`: usable.
+    problem: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct JsonDamage<'a> {
+    file: &'a str,
+    begin: u64,
+    end: u64,
+    text: &'a str,
+}
+
+impl<'a> JsonReport<'a> {
+    fn new(shard: &Path, report: &'a Report) -> Self {
+        let snapshots = report.snapshots.iter();
+        let damage = report.damage.iter();
+        Self {
+            dir: shard.display().to_string(),
+            segments: report.segments,
+            log_bytes: report.log_bytes,
+            log_start: report.log_start,
+            log_end: report.log_end,
+            epoch: report.epoch,
+            clean: report.clean,
+            torn_until: report.torn_until,
+            records: &report.records,
+            snapshots: snapshots
+                .map(|(file, problem)| JsonSnapshot { file, problem: problem.as_deref() })
+                .collect(),
+            damage: damage
+                .map(|d| JsonDamage { file: &d.file, begin: d.begin, end: d.end, text: &d.text })
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_found_in_the_directory_or_right_below() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(shards(dir.path()).unwrap_err().exit, Exit::NotFound);
+        assert_eq!(shards(&dir.path().join("nowhere")).unwrap_err().exit, Exit::NotFound);
+        for name in ["b", "a", "c"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        for name in ["b", "a"] {
+            fs::create_dir(dir.path().join(name).join("log")).unwrap();
+        }
+        let found = shards(dir.path()).unwrap();
+        assert_eq!(found, [dir.path().join("a"), dir.path().join("b")]);
+        assert_eq!(shards(&found[0]).unwrap(), [found[0].clone()]);
+    }
+}
