@@ -24,6 +24,7 @@
 //! | [`cli`] | The subcommands of `holdfast`. |
 
 pub mod api;
+pub mod app;
 pub mod broker;
 pub mod cli;
 pub mod client;

@@ -11,15 +11,19 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Connection, Endpoint};
 
 mod bench;
+mod broker;
+mod config;
 mod exit;
 mod group;
 mod lines;
 mod merge;
 mod message;
+mod node;
 mod offsets;
 mod output;
 mod pull;
 mod send;
+mod standalone;
 mod status;
 mod store;
 mod topic;
@@ -30,7 +34,7 @@ pub use output::Format;
 
 const AFTER_HELP: &str = "\
 Try it:
-  holdfast standalone                                       a broker that keeps its data in ./data
+  holdfast standalone                                       a broker without configuration
   holdfast send --topic logs 'hello'                        one message
   holdfast send --topic logs --lines < /var/log/syslog      each line a message
   holdfast pull --topic logs --from earliest                all messages, in the order of the log
@@ -78,6 +82,10 @@ struct Global {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a durable broker on this machine, without configuration.
+    Standalone(standalone::Args),
+    /// Run a broker among others.
+    Broker(broker::Args),
     Send(Box<send::SendArgs>),
     Pull(Box<pull::PullArgs>),
     /// Create, change, delete, list and describe topics.
@@ -100,6 +108,9 @@ enum Command {
     /// Measure how fast a broker is.
     #[command(subcommand)]
     Bench(bench::Command),
+    /// Explain the settings of a node.
+    #[command(subcommand)]
+    Config(config::Command),
     /// Print a completion script for a shell.
     #[command(after_help = COMPLETIONS_HELP)]
     Completions {
@@ -148,6 +159,9 @@ fn run(arguments: Vec<OsString>) -> Exit {
 impl Command {
     fn run(self, global: Global) -> Result<Exit, Failure> {
         match self {
+            Self::Standalone(args) => standalone::run(&args),
+            Self::Broker(args) => broker::run(&args),
+            Self::Config(command) => config::run(&command, global.output),
             Self::Send(args) => converse(global, |session| send::run(session, *args)),
             Self::Pull(args) => converse(global, |session| pull::run(session, *args)),
             Self::Topic(command) => talk(global, |session| topic::run(session, command)),

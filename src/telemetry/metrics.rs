@@ -26,9 +26,6 @@ use crate::config::TelemetryConfig;
 
 /// Scope of the names of RocketMQ; its own name for it.
 const ROCKETMQ_SCOPE: &str = "broker-meter";
-/// Scope of what belongs to no room.
-pub(super) const NODE_SCOPE: &str = "holdfast.node";
-
 /// Attributes that the environment of a pod gives.
 const KUBERNETES: [(&str, &str); 6] = [
     ("K8S_NAMESPACE_NAME", "k8s.namespace.name"),
@@ -97,7 +94,7 @@ impl Metrics {
 }
 
 /// Makes the instruments that belong to the node as a whole.
-pub(super) fn observe_node(meter: &Meter, health: &Health, logs: Option<Logs>) {
+pub fn observe_node(meter: &Meter, health: &Health, logs: Option<Logs>) {
     meter
         .u64_observable_gauge("holdfast.build.info")
         .with_description("What this node was built from; always 1")
@@ -217,7 +214,7 @@ mod tests {
         let histogram = meter.u64_histogram("rocketmq_message_size");
         histogram.with_description("Size").with_boundaries(vec![1024.0, 4096.0]).build().record(7, &kind);
         metrics
-            .scope(NODE_SCOPE)
+            .scope("holdfast.node")
             .u64_counter("holdfast.hold.rejections")
             .with_description("No")
             .build()
@@ -240,7 +237,7 @@ mod tests {
     #[test]
     fn a_node_tells_its_build_state_and_resources() {
         let metrics = metrics(&Exporters::default());
-        observe_node(&metrics.scope(NODE_SCOPE), &Health::new(), None);
+        observe_node(&metrics.scope("holdfast.node"), &Health::new(), None);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for name in [
             "holdfast_build_info",
@@ -261,7 +258,7 @@ mod tests {
     fn series_beyond_the_limit_are_counted_together() {
         let config = TelemetryConfig { max_series_per_metric: 100, ..TelemetryConfig::default() };
         let metrics = Metrics::new(&config, &identity(), &Exporters::default(), &BTreeMap::new()).unwrap();
-        let counter = metrics.scope(NODE_SCOPE).u64_counter("holdfast.x").with_description("X").build();
+        let counter = metrics.scope("holdfast.node").u64_counter("holdfast.x").with_description("X").build();
         (0..300).for_each(|n| counter.add(1, &[KeyValue::new("n", n)]));
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         assert_eq!(text.matches("\nholdfast_x_total{").count(), 101);
@@ -272,7 +269,7 @@ mod tests {
     fn without_an_exporter_there_is_nothing_to_gather() {
         let exporters = Exporters { prometheus: false, ..Exporters::default() };
         let metrics = metrics(&exporters);
-        observe_node(&metrics.scope(NODE_SCOPE), &Health::new(), None);
+        observe_node(&metrics.scope("holdfast.node"), &Health::new(), None);
         assert!(metrics.text().unwrap().is_empty());
     }
 }

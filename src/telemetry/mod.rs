@@ -18,7 +18,7 @@ mod process;
 pub use exporters::{Exporters, ExportersError};
 pub use health::{Health, Phase};
 pub use logs::{Logs, Sink};
-pub use metrics::Metrics;
+pub use metrics::{Metrics, observe_node};
 pub use probe::Probe;
 
 /// Version of this build.

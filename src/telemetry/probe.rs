@@ -35,11 +35,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    COMMIT, Health, Logs, Metrics, RUSTC, VERSION,
-    health::Finding,
-    metrics::{NODE_SCOPE, observe_node},
-};
+use super::{COMMIT, Health, Metrics, RUSTC, VERSION, health::Finding};
 
 /// Open at once; more are closed again.
 const MAX_CONNECTIONS: usize = 256;
@@ -93,8 +89,7 @@ impl Probe {
     }
 
     /// Answers until it is dropped.
-    pub async fn serve(self, health: Health, metrics: Metrics, logs: Option<Logs>) {
-        observe_node(&metrics.scope(NODE_SCOPE), &health, logs);
+    pub async fn serve(self, health: Health, metrics: Metrics) {
         let checks = Arc::new(Semaphore::new(MAX_CHECKS));
         let shared = Arc::new(Shared { health, metrics, checks, scrape: Mutex::default() });
         let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -277,7 +272,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::{
-        super::{Exporters, Identity, Phase},
+        super::{Exporters, Identity, Phase, observe_node},
         *,
     };
     use crate::config::TelemetryConfig;
@@ -292,10 +287,12 @@ mod tests {
         };
         let environment = BTreeMap::new();
         let metrics =
-            Metrics::new(&TelemetryConfig::default(), &identity, &Exporters::default(), &environment);
+            Metrics::new(&TelemetryConfig::default(), &identity, &Exporters::default(), &environment)
+                .unwrap();
+        observe_node(&metrics.scope("holdfast.node"), health, None);
         let probe = Probe::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let address = probe.address();
-        tokio::spawn(probe.serve(health.clone(), metrics.unwrap(), None));
+        tokio::spawn(probe.serve(health.clone(), metrics));
         address
     }
 
