@@ -216,7 +216,7 @@ impl Pull {
     async fn hold(&mut self, waiter: &mut Waiter) -> Result<(Found, Outcome, Option<Instant>), Ended> {
         let deadline = self.deadline.unwrap_or_else(Instant::now);
         let mut sleep = pin!(tokio::time::sleep_until(deadline.into()));
-        let mut news = None;
+        let (mut news, mut told) = (None, 0);
         loop {
             let (start, end) = match self.look_until_nothing().await.map_err(Ended::Failed)? {
                 Ok(found) => return Ok((found, Outcome::News, news)),
@@ -225,15 +225,20 @@ impl Pull {
             if news.is_some() {
                 waiter.woken_for_nothing();
             }
+            // What was told once is no news again, even if it was taken back (a failed sync of an async topic).
+            let seen = end.max(told);
             let event = poll_fn(|cx| {
-                if let Poll::Ready(event) = waiter.poll_changed(end, cx) {
+                if let Poll::Ready(event) = waiter.poll_changed(seen, cx) {
                     return Poll::Ready(Some(event));
                 }
                 sleep.as_mut().poll(cx).map(|()| None)
             })
             .await;
             match event {
-                Some(Event::Grew(published)) => news = Some(published),
+                Some(Event::Grew { end, published }) => {
+                    told = end;
+                    news = Some(published);
+                }
                 Some(Event::Replaced) => return Ok((self.nothing(start, end), Outcome::Replaced, None)),
                 Some(Event::Closed) => return Err(Ended::QueueGone),
                 Some(Event::Stopped) => return Err(Ended::Stopped),

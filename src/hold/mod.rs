@@ -80,8 +80,13 @@ pub enum Full {
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The queue has grown; published then.
-    Grew(Instant),
+    /// The queue has grown.
+    Grew {
+        /// Up to here.
+        end: u64,
+        /// When that was published.
+        published: Instant,
+    },
     /// A younger request of the same client took its place.
     Replaced,
     /// The queue is gone.

@@ -144,7 +144,7 @@ impl Table {
         } else if entry.closed {
             Some(Event::Closed)
         } else if entry.end > seen {
-            Some(Event::Grew(entry.published))
+            Some(Event::Grew { end: entry.end, published: entry.published })
         } else {
             None
         };

@@ -56,11 +56,11 @@ fn news_between_subscribing_and_waiting_is_not_lost() {
     let mut waiter = hold.subscribe(queue(0), HoldTicket::default()).unwrap();
     hold.publish(&[(queue(0), 5)]);
     let ear = Arc::new(Ear::default());
-    assert!(matches!(poll(&mut waiter, 4, &ear), Poll::Ready(Event::Grew(_))));
+    assert!(matches!(poll(&mut waiter, 4, &ear), Poll::Ready(Event::Grew { .. })));
     assert!(poll(&mut waiter, 5, &ear).is_pending(), "what was seen is no news");
     hold.publish(&[(queue(0), 6)]);
     assert_eq!(woken(&ear), 1);
-    assert!(matches!(poll(&mut waiter, 5, &ear), Poll::Ready(Event::Grew(_))));
+    assert!(matches!(poll(&mut waiter, 5, &ear), Poll::Ready(Event::Grew { .. })));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn the_sweep_finds_only_what_news_has_missed_for_a_whole_round() {
     assert_eq!(hold.sweep(|_| Some(3)), 0);
     assert_eq!(hold.sweep(|_| Some(4)), 0, "the news may be on its way");
     assert_eq!(hold.sweep(|_| Some(4)), 1);
-    assert!(matches!(poll(&mut waiter, 3, &ear), Poll::Ready(Event::Grew(_))));
+    assert!(matches!(poll(&mut waiter, 3, &ear), Poll::Ready(Event::Grew { .. })));
     assert!(poll(&mut waiter, 4, &ear).is_pending());
     assert_eq!(hold.sweep(|_| Some(4)), 0);
     assert_eq!(hold.sweep(|_| None), 0);
@@ -200,7 +200,7 @@ fn a_waiter_can_be_awaited_from_a_runtime() {
             move || hold.publish(&[(queue(0), 1)])
         });
         for task in held {
-            assert!(matches!(task.await.unwrap(), Event::Grew(_)));
+            assert!(matches!(task.await.unwrap(), Event::Grew { .. }));
         }
         publisher.join().unwrap();
     });
@@ -251,7 +251,7 @@ proptest! {
                     let end = ends[waiter.key.queue as usize];
                     match poll(waiter, *seen, ear) {
                         Poll::Ready(Event::Replaced) => prop_assert!(*replaced),
-                        Poll::Ready(Event::Grew(_)) => {
+                        Poll::Ready(Event::Grew { .. }) => {
                             prop_assert!(end > *seen && !*replaced);
                             *seen = end;
                         }

@@ -420,3 +420,19 @@ async fn a_message_that_is_in_no_cache_is_read_where_waiting_harms_nobody() {
     house.disk.inject(Fault::device(Operation::Read).on(".log"));
     assert_eq!(reason(house.broker.pull(pull("t", 0)).await), "READ_FAILED");
 }
+
+#[tokio::test]
+async fn news_of_messages_that_were_taken_back_is_heard_once() {
+    let house = House::new();
+    house.broker.create_topic("t", TopicChange::default()).await.unwrap();
+    let held = tokio::spawn(house.broker.pull(waiting("t", 0)));
+    house.held(1).await;
+    let (_, queue) = house.broker.queue(&crate::model::TopicName::new("t").unwrap(), 0).unwrap();
+    house.broker.inner.hold.publish(&[(queue.key(), 5)]);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!held.is_finished());
+    house.broker.stop();
+    assert_eq!(reason(held.await.unwrap()), "STOPPING");
+}
