@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use opentelemetry::{
@@ -19,6 +19,9 @@ use super::door::METHODS;
 /// Bounds of the duration histogram in seconds: those of the semantic conventions, and three finer ones.
 const DURATIONS: [f64; 17] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+
+/// Most failed calls that are named in the log, so that a broken client does not fill it.
+const FAILURES_LOGGED_A_SECOND: u64 = 20;
 
 /// Stands for all methods that are not there.
 const OTHER: &str = "_OTHER";
@@ -69,6 +72,10 @@ pub(super) struct Metrics {
     durations: Histogram<f64>,
     /// By method, then by code; the last method stands for unknown ones.
     attributes: Vec<Vec<Vec<KeyValue>>>,
+    begun: Instant,
+    /// Second since `begun` that `logged` counts failures of.
+    log_second: AtomicU64,
+    logged: AtomicU64,
     /// Panics of handlers that were caught; must stay 0.
     pub(super) panics: Counter<u64>,
     /// Connections closed as they came because there were too many.
@@ -101,6 +108,9 @@ impl Metrics {
             };
         let listener = vec![KeyValue::new("listener", "api"), KeyValue::new("tls", false)];
         Self {
+            begun: Instant::now(),
+            log_second: AtomicU64::new(0),
+            logged: AtomicU64::new(0),
             durations: meter
                 .f64_histogram("rpc.server.call.duration")
                 .with_unit("s")
@@ -142,10 +152,28 @@ impl Metrics {
 
     /// A call has ended.
     pub(super) fn call(&self, method: usize, code: i32, took: Duration) {
+        if code != 0 && tracing::enabled!(tracing::Level::DEBUG) {
+            self.log(method, code);
+        }
         let code = usize::try_from(code).unwrap_or(2).min(CODES.len() - 1);
         let of_method = self.attributes.get(method).or(self.attributes.last());
         if let Some(attributes) = of_method.and_then(|codes| codes.get(code)) {
             self.durations.record(took.as_secs_f64(), attributes);
+        }
+    }
+}
+
+impl Metrics {
+    /// Names a failed call, if not too many have failed in this second.
+    #[cold]
+    fn log(&self, method: usize, code: i32) {
+        let second = self.begun.elapsed().as_secs();
+        if self.log_second.swap(second, Ordering::Relaxed) != second {
+            self.logged.store(0, Ordering::Relaxed);
+        }
+        if self.logged.fetch_add(1, Ordering::Relaxed) < FAILURES_LOGGED_A_SECOND {
+            let code = usize::try_from(code).ok().and_then(|code| CODES.get(code)).copied();
+            tracing::debug!(method = self.name(method), code, "a call failed");
         }
     }
 }

@@ -1,29 +1,24 @@
 //! `holdfast.v1.Broker`.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Body as HttpBody;
+use prost::Message;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    Status,
-    body::Body,
-    codec::{Codec, Streaming},
-    server::Grpc,
-};
-use tonic_prost::ProstCodec;
+use tonic::{Status, body::Body, codec::Streaming, server::Grpc};
 use tower::service_fn;
 
 use super::{
-    codec::{PullCodec, QueryCodec, SendCodec, StreamCodec, messages},
+    codec::{Plain, StreamCodec, messages, read_plain, read_pull, read_send},
     convert, status,
     stream::{Answers, StreamLimits},
+    unary::{self, RequestBody, respond},
 };
 use crate::{
-    api::layers::{Budget, RETRY},
+    api::layers::{Budget, Held, RETRY},
     broker::{Broker, Error, PullCommand, PullOutcome, Pulled},
-    model::MAX_BATCH_BYTES,
+    model::{Invalid, MAX_BATCH_BYTES},
     pb::v1,
 };
 
@@ -60,16 +55,16 @@ impl BrokerApi {
         Self { broker, limits, answers, stop }
     }
 
-    pub(in crate::api) async fn send<B: RequestBody>(self, request: B) -> Response<Body> {
-        unary(SendCodec, request, |command| {
-            // Appended here and now, so that the request is gone while the disk works.
-            let ticket = self.broker.begin_send(command);
-            async move {
-                let sent = async { ticket?.await }.await;
-                sent.map(tonic::Response::new).map_err(|error| status::of(&error))
-            }
+    pub(in crate::api) async fn send<B: RequestBody>(self, body: B) -> Response<Body> {
+        let ticket = async {
+            let command = read_send(&unary::read(body).await?).map_err(|error| status::of(&error))?;
+            self.broker.begin_send(command).map_err(|error| status::of(&error))
+        };
+        // The request is gone before the disk is waited for.
+        respond(match Box::pin(ticket).await {
+            Ok(ticket) => ticket.await.map_err(|error| status::of(&error)),
+            Err(status) => Err(status),
         })
-        .await
     }
 
     pub(in crate::api) async fn send_stream<B: RequestBody>(self, request: B) -> Response<Body> {
@@ -82,113 +77,106 @@ impl BrokerApi {
         grpc.streaming(service, Request::new(request)).await
     }
 
-    pub(in crate::api) async fn pull<B: RequestBody>(self, request: B, caller: Caller) -> Response<Body> {
-        unary(PullCodec, request, |command: PullCommand| {
-            // The broker works the command off here and now; what is kept while waiting is small.
+    pub(in crate::api) fn pull<B: RequestBody>(
+        self,
+        body: B,
+        caller: Caller,
+    ) -> impl Future<Output = Response<Body>> + Send + use<B> {
+        let answers = self.answers.clone();
+        // What is only needed to read is in a box that is gone before the wait; what waits is small.
+        let read = Box::pin(async move {
+            let command = read_pull(&unary::read(body).await?).map_err(invalid)?;
             let offset = command.offset;
-            let pull = self.broker.pull(PullCommand {
-                connection: caller.connection,
-                deadline: caller.deadline,
-                ..command
-            });
-            let answers = self.answers.clone();
-            async move {
-                let pulled = pull.await.map_err(|error| status::of(&error))?;
-                Ok(within(&answers, offset, pulled))
+            let Caller { connection, deadline } = caller;
+            Ok::<_, Status>((offset, self.broker.pull(PullCommand { connection, deadline, ..command })))
+        });
+        async move {
+            let (offset, pull) = match read.await {
+                Ok(read) => read,
+                Err(status) => return status.into_http(),
+            };
+            match pull.await {
+                Ok(pulled) => found(&answers, offset, pulled),
+                Err(error) => status::of(&error).into_http(),
             }
-        })
-        .await
+        }
     }
 
-    pub(in crate::api) async fn commit_offsets<B: RequestBody>(self, request: B) -> Response<Body> {
-        plain(request, |request| async move {
+    pub(in crate::api) async fn commit_offsets<B: RequestBody>(self, body: B) -> Response<Body> {
+        plain(body, async |request| {
             let results = self.broker.commit(convert::commit(request)).await?;
             Ok(v1::CommitOffsetsResponse { results: results.iter().map(convert::committed).collect() })
         })
         .await
     }
 
-    pub(in crate::api) async fn get_offsets<B: RequestBody>(self, request: B) -> Response<Body> {
-        plain(request, |request| async move {
+    pub(in crate::api) async fn get_offsets<B: RequestBody>(self, body: B) -> Response<Body> {
+        plain(body, async |request| {
             let offsets = self.broker.offsets(convert::offsets(request)?).await?;
             Ok(v1::GetOffsetsResponse { offsets: offsets.into_iter().map(convert::queue_offsets).collect() })
         })
         .await
     }
 
-    pub(in crate::api) async fn query_messages<B: RequestBody>(self, request: B) -> Response<Body> {
-        let answers = self.answers.clone();
-        unary(QueryCodec, request, |request| async move {
-            let query = convert::query(request).map_err(|invalid| status::of(&invalid.into()))?;
-            let found = self.broker.query(query).await.map_err(|error| status::of(&error))?;
-            let Some(held) = answers.take(total(&found.messages)) else {
-                return Err(status::of(&answers.full()));
-            };
-            let mut response = tonic::Response::new(found);
-            response.extensions_mut().insert(held);
-            Ok(response)
-        })
-        .await
+    pub(in crate::api) async fn query_messages<B: RequestBody>(self, body: B) -> Response<Body> {
+        let found = async {
+            let query = convert::query(read_plain(unary::read(body).await?).map_err(invalid)?);
+            let found = self.broker.query(query.map_err(invalid)?).await;
+            found.map_err(|error| status::of(&error))
+        };
+        let found = match found.await {
+            Ok(found) => found,
+            Err(status) => return status.into_http(),
+        };
+        match self.answers.take(total(&found.messages)) {
+            Some(held) => holding(respond(Ok(found)), Some(held)),
+            None => status::of(&self.answers.full()).into_http(),
+        }
     }
 }
 
-/// What requests come as.
-pub(in crate::api) trait RequestBody: HttpBody<Error = Status> + Send + 'static {}
-
-impl<B: HttpBody<Error = Status> + Send + 'static> RequestBody for B {}
-
-/// A call with one request and one answer. Only the message is handed on: headers are gone by now.
-async fn unary<C, B, H, F>(codec: C, request: B, handler: H) -> Response<Body>
-where
-    C: Codec,
-    B: RequestBody,
-    H: FnOnce(C::Decode) -> F,
-    F: Future<Output = Result<tonic::Response<C::Encode>, Status>>,
-{
-    let mut handler = Some(handler);
-    let service = service_fn(|request: tonic::Request<C::Decode>| {
-        let handling = handler.take().map(|handler| handler(request.into_inner()));
-        async move {
-            match handling {
-                Some(handling) => handling.await,
-                None => Err(status::of(&Error::Internal("a call was made twice".into()))),
-            }
-        }
-    });
-    let mut grpc = Grpc::new(codec).max_decoding_message_size(ANY_SIZE);
-    grpc.unary(service, Request::new(request)).await
-}
-
-/// The same with generated types.
-async fn plain<B, Q, A, H, F>(request: B, handler: H) -> Response<Body>
+/// A call with generated types.
+async fn plain<B, Q, A>(body: B, handler: impl AsyncFnOnce(Q) -> Result<A, Error>) -> Response<Body>
 where
     B: RequestBody,
-    Q: prost::Message + Default + Send + 'static,
-    A: prost::Message + Send + 'static,
-    H: FnOnce(Q) -> F,
-    F: Future<Output = Result<A, Error>>,
+    Q: Message + Default,
+    A: Message,
 {
-    unary(ProstCodec::<A, Q>::default(), request, |request| {
-        let handling = handler(request);
-        async move { handling.await.map(tonic::Response::new).map_err(|error| status::of(&error)) }
-    })
-    .await
+    let request = match unary::read(body).await {
+        Ok(bytes) => read_plain(bytes),
+        Err(status) => return status.into_http(),
+    };
+    let answer = match request {
+        Ok(request) => handler(request).await,
+        Err(invalid) => Err(invalid.into()),
+    };
+    respond(answer.map(Plain).map_err(|error| status::of(&error)))
 }
 
-/// The answer, if there is memory for it on its way out; else the client is asked to come again.
-fn within(answers: &Budget, offset: i64, mut pulled: Pulled) -> tonic::Response<Pulled> {
+/// The answer to a pull. Without memory for its messages the client is asked to come again.
+fn found(answers: &Budget, offset: i64, mut pulled: Pulled) -> Response<Body> {
     let bytes = total(messages(&pulled));
     if bytes < COUNTED_BYTES {
-        return tonic::Response::new(pulled);
+        return respond(Ok(pulled));
     }
-    let Some(held) = answers.take(bytes) else {
+    let held = answers.take(bytes);
+    if held.is_none() {
         pulled.outcome = PullOutcome::NoNewMessage(Some(RETRY));
         pulled.next_offset = u64::try_from(offset).unwrap_or_default();
-        return tonic::Response::new(pulled);
-    };
-    let mut response = tonic::Response::new(pulled);
-    response.extensions_mut().insert(held);
+    }
+    holding(respond(Ok(pulled)), held)
+}
+
+/// The response holds on to memory until it has been sent.
+fn holding(mut response: Response<Body>, held: Option<Arc<Held>>) -> Response<Body> {
+    if let Some(held) = held {
+        response.extensions_mut().insert(held);
+    }
     response
+}
+
+fn invalid(invalid: Invalid) -> Status {
+    status::of(&invalid.into())
 }
 
 fn total(messages: &[Bytes]) -> u64 {

@@ -1,7 +1,7 @@
 //! Send, SendStream and Pull on the wire, without going through generated types: the messages of a request
 //! stay what the client encoded, and those of an answer are copied once, into a buffer of the right size.
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::{
     Message,
     encoding::{encode_varint, encoded_len_varint},
@@ -10,10 +10,10 @@ use tonic::{
     Status,
     codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
-use tonic_prost::{ProstCodec, ProstDecoder};
 
 use super::{
     convert, status,
+    unary::Answer,
     wire::{Fields, Value},
 };
 use crate::{
@@ -22,18 +22,12 @@ use crate::{
     pb::v1,
 };
 
-/// Buffers of a call begin this small where calls are held in crowds.
-const HELD_BUFFER_BYTES: usize = 256;
-/// Buffers of answers to sends; an answer that is larger gets one of its size.
-const ANSWER_BUFFER_BYTES: usize = 512;
+/// Buffers of a stream begin with this size.
+const STREAM_BUFFER_BYTES: usize = 8 * 1024;
 /// Answers of a stream that are ready together are sent together up to this size.
 const STREAM_ANSWERS_BYTES: usize = 32 * 1024;
 
 // ---- Send -----------------------------------------------------------------------------------
-
-/// Reads `SendRequest`, writes `SendResponse`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SendCodec;
 
 /// A send as it is read; fragments of one request merge.
 #[derive(Debug, Default)]
@@ -74,50 +68,20 @@ impl SendParts {
     }
 }
 
-fn read_send(bytes: &Bytes) -> Result<SendCommand, Error> {
+/// Reads `SendRequest`.
+pub(super) fn read_send(bytes: &Bytes) -> Result<SendCommand, Error> {
     let mut parts = SendParts::default();
     parts.read(bytes, bytes)?;
     parts.finish()
 }
 
-impl Codec for SendCodec {
-    type Encode = Sent;
-    type Decode = SendCommand;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
+impl Answer for Sent {
+    fn length(&self) -> usize {
+        SentAnswer::new(self).length()
     }
 
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Decoder for SendCodec {
-    type Item = SendCommand;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<SendCommand>, Status> {
-        let bytes = from.copy_to_bytes(from.remaining());
-        read_send(&bytes).map(Some).map_err(|error| status::of(&error))
-    }
-}
-
-impl Encoder for SendCodec {
-    type Item = Sent;
-    type Error = Status;
-
-    fn encode(&mut self, sent: Sent, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let answer = SentAnswer::new(&sent);
-        to.reserve(answer.length());
-        answer.write(to);
-        Ok(())
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(ANSWER_BUFFER_BYTES, STREAM_ANSWERS_BYTES)
+    fn write(&self, to: &mut BytesMut) {
+        SentAnswer::new(self).write(to);
     }
 }
 
@@ -258,7 +222,7 @@ impl Encoder for StreamCodec {
     }
 
     fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(8 * 1024, STREAM_ANSWERS_BYTES)
+        BufferSettings::new(STREAM_BUFFER_BYTES, STREAM_ANSWERS_BYTES)
     }
 }
 
@@ -283,11 +247,8 @@ fn write_stream_answer(answer: &StreamAnswer, to: &mut impl BufMut) {
 
 // ---- Pull -----------------------------------------------------------------------------------
 
-/// Reads `PullRequest`, writes `PullResponse`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PullCodec;
-
-fn read_pull(bytes: &[u8]) -> Result<PullCommand, Invalid> {
+/// Reads `PullRequest`.
+pub(super) fn read_pull(bytes: &[u8]) -> Result<PullCommand, Invalid> {
     let mut command = PullCommand::default();
     let (mut seconds, mut nanos) = (0, 0);
     let mut fields = Fields(bytes);
@@ -322,50 +283,15 @@ fn read_duration(value: Value<'_>, seconds: &mut i64, nanos: &mut i32) -> Result
     Ok(())
 }
 
-impl Codec for PullCodec {
-    type Encode = Pulled;
-    type Decode = PullCommand;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
+impl Answer for Pulled {
+    fn length(&self) -> usize {
+        let messages: usize = messages(self).iter().map(|message| bytes_length(message.len())).sum();
+        messages.saturating_add(pull_rest(self).encoded_len())
     }
 
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Decoder for PullCodec {
-    type Item = PullCommand;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<PullCommand>, Status> {
-        let bytes = from.copy_to_bytes(from.remaining());
-        read_pull(&bytes).map(Some).map_err(|invalid| status::of(&invalid.into()))
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(HELD_BUFFER_BYTES, STREAM_ANSWERS_BYTES)
-    }
-}
-
-impl Encoder for PullCodec {
-    type Item = Pulled;
-    type Error = Status;
-
-    fn encode(&mut self, pulled: Pulled, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let rest = pull_rest(&pulled);
-        let messages = messages(&pulled);
-        let length: usize = messages.iter().map(|message| bytes_length(message.len())).sum();
-        to.reserve(length.saturating_add(rest.encoded_len()));
-        write_pulled(&rest, messages, to);
-        Ok(())
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::new(HELD_BUFFER_BYTES, STREAM_ANSWERS_BYTES)
+    fn write(&self, to: &mut BytesMut) {
+        write_messages(2, messages(self), to);
+        write_rest(&pull_rest(self), to);
     }
 }
 
@@ -414,54 +340,40 @@ fn pull_rest(pulled: &Pulled) -> v1::PullResponse {
     rest
 }
 
-fn write_pulled(rest: &v1::PullResponse, messages: &[Bytes], to: &mut impl BufMut) {
-    for message in messages {
-        write_bytes_head(2, message.len(), to);
-        to.put_slice(message);
-    }
-    write_rest(rest, to);
-}
-
 // ---- QueryMessages --------------------------------------------------------------------------
 
-/// Reads `QueryMessagesRequest`, writes `QueryMessagesResponse`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueryCodec;
-
-impl Codec for QueryCodec {
-    type Encode = Queried;
-    type Decode = v1::QueryMessagesRequest;
-    type Encoder = Self;
-    type Decoder = ProstDecoder<v1::QueryMessagesRequest>;
-
-    fn encoder(&mut self) -> Self {
-        *self
+impl Answer for Queried {
+    fn length(&self) -> usize {
+        let messages: usize = self.messages.iter().map(|message| bytes_length(message.len())).sum();
+        messages.saturating_add(if self.truncated { 2 } else { 0 })
     }
 
-    fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<(), _>::raw_decoder(BufferSettings::default())
+    fn write(&self, to: &mut BytesMut) {
+        write_messages(1, &self.messages, to);
+        if self.truncated {
+            to.put_slice(&[2 << 3, 1]);
+        }
     }
 }
 
-impl Encoder for QueryCodec {
-    type Item = Queried;
-    type Error = Status;
+// ---- Other calls ----------------------------------------------------------------------------
 
-    fn encode(&mut self, found: Queried, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        let length: usize = found.messages.iter().map(|message| bytes_length(message.len())).sum();
-        to.reserve(length.saturating_add(2));
-        write_queried(&found, to);
-        Ok(())
-    }
+/// Reads a request of a generated type.
+pub(super) fn read_plain<Q: Message + Default>(bytes: Bytes) -> Result<Q, Invalid> {
+    Q::decode(bytes)
+        .map_err(|error| Invalid::new("request", format!("is not a valid protobuf message: {error}")))
 }
 
-fn write_queried(found: &Queried, to: &mut impl BufMut) {
-    for message in &found.messages {
-        write_bytes_head(1, message.len(), to);
-        to.put_slice(message);
+/// An answer of a generated type.
+pub(super) struct Plain<A>(pub(super) A);
+
+impl<A: Message> Answer for Plain<A> {
+    fn length(&self) -> usize {
+        self.0.encoded_len()
     }
-    if found.truncated {
-        to.put_slice(&[2 << 3, 1]);
+
+    fn write(&self, to: &mut BytesMut) {
+        write_rest(&self.0, to);
     }
 }
 
@@ -475,6 +387,13 @@ fn bytes_length(length: usize) -> usize {
 fn write_bytes_head(number: u8, length: usize, to: &mut impl BufMut) {
     to.put_u8(number << 3 | 2);
     encode_varint(length as u64, to);
+}
+
+fn write_messages(number: u8, messages: &[Bytes], to: &mut impl BufMut) {
+    for message in messages {
+        write_bytes_head(number, message.len(), to);
+        to.put_slice(message);
+    }
 }
 
 /// Buffers here grow as needed, so that there is always room.

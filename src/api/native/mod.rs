@@ -1,6 +1,7 @@
 //! `holdfast.v1` on the wire: each call is decoded, made once, and its outcome encoded.
 //!
-//! `codec` and `wire` read and write the hot calls, `convert` the others, `status` errors of all.
+//! `unary` reads and answers single calls and `stream` streams; `codec` and `wire` translate what is hot
+//! without generated types, `convert` the rest, `status` errors.
 
 mod admin;
 mod broker;
@@ -8,6 +9,7 @@ mod codec;
 mod convert;
 pub(super) mod status;
 mod stream;
+mod unary;
 mod wire;
 
 pub(super) use admin::AdminApi;
