@@ -19,6 +19,9 @@ use crate::model::{QueueKey, TopicId};
 
 const SPACE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A mark or two of an idle log are not worth a snapshot.
+const WORTH_A_SNAPSHOT: u64 = 1024;
+
 /// When things were done last.
 pub struct Keeper {
     space_at: Duration,
@@ -65,6 +68,21 @@ impl Keeper {
         }
     }
 
+    /// Saves what spares the next start most of its reading.
+    pub fn finish(&mut self, shard: &Arc<Shard>) {
+        if shard.inner.lock().fenced.is_some() {
+            return;
+        }
+        let durable = shard.durable.load(Ordering::Acquire).min(shard.dispatched.load(Ordering::Acquire));
+        if let Err(error) = shard.keys.flush(durable) {
+            tracing::warn!(%error, "cannot write the key index; the next start reads more of the log");
+        }
+        let position = shard.snapshot_position.load(Ordering::Acquire);
+        if shard.dispatched.load(Ordering::Acquire).saturating_sub(position) > WORTH_A_SNAPSHOT {
+            self.snapshot(shard, shard.clock.monotonic());
+        }
+    }
+
     fn flush_keys(&mut self, shard: &Arc<Shard>) {
         // Runs must not name positions that a crash can take back.
         let durable = shard.durable.load(Ordering::Acquire).min(shard.dispatched.load(Ordering::Acquire));
@@ -80,8 +98,7 @@ impl Keeper {
         let behind =
             shard.dispatched.load(Ordering::Acquire) - shard.snapshot_position.load(Ordering::Acquire);
         let overdue = now.saturating_sub(self.snapshot_at) >= shard.options.snapshot_interval;
-        // A mark or two of an idle log are not worth one.
-        let anything = behind > 1024;
+        let anything = behind > WORTH_A_SNAPSHOT;
         let failed = self.snapshot_failed == Some(shard.dispatched.load(Ordering::Acquire));
         (behind >= shard.options.snapshot_bytes || (overdue && anything)) && !failed
     }

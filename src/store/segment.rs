@@ -209,6 +209,12 @@ impl Segments {
     /// written, since syncing into unwritten extents is several times slower.
     pub fn prepare(&self, header: &SegmentHeader) -> io::Result<Arc<Segment>> {
         let path = self.path(header.base);
+        if self.get(header.base).is_some() || self.disk.open(&path).is_ok() {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("{} is there already", path.display()),
+            ));
+        }
         let temporary = path.with_extension("tmp");
         let made = self.fill(&temporary, header);
         if made.is_err() {

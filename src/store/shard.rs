@@ -72,9 +72,22 @@ pub(super) struct Shard {
     damage: Mutex<DamageLog>,
     stop: Mutex<bool>,
     stopped: Condvar,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Option<Threads>>,
     /// Held until the shard is stopped.
     lock: Mutex<Option<Box<dyn Send + Sync>>>,
+}
+
+#[derive(Debug)]
+struct Threads {
+    writer: JoinHandle<()>,
+    preparer: JoinHandle<()>,
+    keeper: JoinHandle<()>,
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread of the store ended by panic");
+    }
 }
 
 /// What is known of the file system.
@@ -167,13 +180,14 @@ impl Shard {
 
     /// Starts the writer, the preparer of segments and the keeper.
     pub fn start(self: &Arc<Self>) -> io::Result<()> {
-        let mut threads = self.threads.lock();
-        let shard = Arc::clone(self);
-        threads.push(thread::Builder::new().name("store-writer".into()).spawn(move || shard.write_on())?);
-        let shard = Arc::clone(self);
-        threads.push(thread::Builder::new().name("store-prepare".into()).spawn(move || shard.prepare_on())?);
-        let shard = Arc::clone(self);
-        threads.push(thread::Builder::new().name("store-keeper".into()).spawn(move || shard.keep_on())?);
+        let spawn = |name: &str, run: fn(&Arc<Self>)| {
+            let shard = Arc::clone(self);
+            thread::Builder::new().name(name.into()).spawn(move || run(&shard))
+        };
+        let writer = spawn("store-writer", Self::write_on)?;
+        let preparer = spawn("store-prepare", |shard| shard.prepare_on())?;
+        let keeper = spawn("store-keeper", Self::keep_on)?;
+        *self.threads.lock() = Some(Threads { writer, preparer, keeper });
         Ok(())
     }
 
@@ -181,17 +195,14 @@ impl Shard {
     pub fn stop(self: &Arc<Self>) {
         *self.stop.lock() = true;
         self.stopped.notify_all();
+        let Some(Threads { writer, preparer, keeper }) = self.threads.lock().take() else { return };
+        // The keeper saves what makes the next start quick, and needs the writer for it.
+        join(keeper);
         self.stop_writing();
-        let mut threads = self.threads.lock();
-        for (n, thread) in threads.drain(..).enumerate() {
-            if n == 1 {
-                self.preparing.lock().stop = true;
-                self.prepared.notify_all();
-            }
-            if thread.join().is_err() {
-                tracing::error!("a thread of the store ended by panic");
-            }
-        }
+        join(writer);
+        self.preparing.lock().stop = true;
+        self.prepared.notify_all();
+        join(preparer);
         drop(self.lock.lock().take());
     }
 
@@ -257,10 +268,11 @@ impl Shard {
 
     /// Has the segment at `base` made, unless there is one.
     pub fn want_segment(&self, base: u64, epoch: u32) {
+        // Looked at under the lock: made in between, it would be made again, over what is written in it.
+        let mut preparing = self.preparing.lock();
         if self.segments.get(base).is_some() {
             return;
         }
-        let mut preparing = self.preparing.lock();
         if preparing.wanted.insert(base, epoch).is_none() {
             self.prepared.notify_all();
         }
@@ -358,11 +370,12 @@ impl Shard {
                     self.stopped.wait_for(&mut stop, KEEPER_TICK);
                 }
                 if *stop {
-                    return;
+                    break;
                 }
             }
             keeper.tick(self);
         }
+        keeper.finish(self);
     }
 
     /// Remembers and announces a damaged place.

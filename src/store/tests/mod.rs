@@ -95,6 +95,7 @@ pub(super) fn read_all(store: &Store, topic: &str, queue: u32) -> Vec<(u64, Byte
 }
 
 mod crash;
+mod damage;
 
 fn temp() -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
