@@ -5,6 +5,9 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod cli;
+mod cli_admin;
+mod cli_lines;
 mod damage;
 mod groups;
 mod hold;
