@@ -8,13 +8,23 @@ async fn topics_and_groups_live_from_create_to_delete() {
     let cli = Cli::of(&broker);
     let made = cli.run("topic create orders --queues 8 --type fifo --retention 7d -o json").json();
     assert_eq!(made[0]["queues"], 8);
-    assert_eq!((made[0]["type"].as_str(), made[0]["retention_seconds"].as_f64()), (Some("fifo"), Some(604_800.0)));
+    assert_eq!(
+        (made[0]["type"].as_str(), made[0]["retention_seconds"].as_f64()),
+        (Some("fifo"), Some(604_800.0))
+    );
     let changed =
         cli.run("topic update orders --retention none --retention-size 1GiB --type mixed -o json").json();
-    assert_eq!((&changed[0]["retention_seconds"], &changed[0]["retention_bytes"]), (&().into(), &(1 << 30).into()));
+    assert_eq!(
+        (&changed[0]["retention_seconds"], &changed[0]["retention_bytes"]),
+        (&().into(), &(1 << 30).into())
+    );
     cli.run("topic create audit --durability async --visibility flushed").text();
-    let names: Vec<_> =
-        cli.run("topic list -o json").json().iter().map(|t| t["topic"].as_str().unwrap().to_owned()).collect();
+    let names: Vec<_> = cli
+        .run("topic list -o json")
+        .json()
+        .iter()
+        .map(|t| t["topic"].as_str().unwrap().to_owned())
+        .collect();
     assert_eq!(names, ["audit", "orders"]);
     let table = cli.run("topic list --prefix or").text();
     assert!(table.starts_with("TOPIC") && table.contains("orders") && !table.contains("audit"), "{table}");
@@ -24,7 +34,10 @@ async fn topics_and_groups_live_from_create_to_delete() {
     let described = cli.run("topic describe orders").text();
     assert!(described.contains("synced"), "{described}");
     cli.run("group create billing --start-from latest").text();
-    assert_eq!(cli.run("group update billing --start-from earliest -o json").json()[0]["start_from"], "earliest");
+    assert_eq!(
+        cli.run("group update billing --start-from earliest -o json").json()[0]["start_from"],
+        "earliest"
+    );
     assert!(cli.run("group describe billing").text().contains("no progress yet"));
     assert_eq!(cli.run("pull --topic orders --group billing --max 1").text(), "one\n");
     let described = cli.run("group describe billing -o json").json();
@@ -119,7 +132,10 @@ async fn status_and_check_tell_how_the_node_is() {
     let cli = Cli::of(&broker);
     cli.run("send --topic t x").text();
     let status = cli.run("status -o json").json();
-    assert_eq!((&status[0]["shards"][0]["state"], &status[0]["shards"][0]["topics"]), (&"WRITABLE".into(), &1.into()));
+    assert_eq!(
+        (&status[0]["shards"][0]["state"], &status[0]["shards"][0]["topics"]),
+        (&"WRITABLE".into(), &1.into())
+    );
     assert!(cli.run("status").text().contains("writable"));
     let check = format!("store check {}", broker.data_dir().display());
     let busy = cli.run(&check);
