@@ -7,7 +7,8 @@
 //! | flags | `--set section.key=value`, and the flags that stand for a key, such as `--data-dir` |
 //!
 //! Of the other variables that begin with `HOLDFAST_`, `HOLDFAST_LOG` (and `RUST_LOG`) sets `telemetry.log_level`,
-//! `HOLDFAST_CONFIG` names the file, `HOLDFAST_ENDPOINT` is for clients, `HOLDFAST_BIN` and `HOLDFAST_SEED` for the test suites.
+//! `HOLDFAST_CONFIG` names the file, `HOLDFAST_ENDPOINT` is for clients, `HOLDFAST_BIN` and `HOLDFAST_SEED` for the test suites,
+//! `HOLDFAST_BUILD_COMMIT` and `HOLDFAST_BUILD_RUSTC` for the build (`cargo run` hands them on to what it runs).
 //! The rest is refused by name, except what Kubernetes sets by itself for a service called `holdfast…`.
 
 use std::{
@@ -27,8 +28,15 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// What variables that set a key begin with.
 const PREFIX: &str = "HOLDFAST_";
 /// Variables that set no key, or set one under another name.
-const SPECIAL: &[&str] =
-    &["HOLDFAST_CONFIG", "HOLDFAST_ENDPOINT", "HOLDFAST_LOG", "HOLDFAST_BIN", "HOLDFAST_SEED"];
+const SPECIAL: &[&str] = &[
+    "HOLDFAST_CONFIG",
+    "HOLDFAST_ENDPOINT",
+    "HOLDFAST_LOG",
+    "HOLDFAST_BIN",
+    "HOLDFAST_SEED",
+    "HOLDFAST_BUILD_COMMIT",
+    "HOLDFAST_BUILD_RUSTC",
+];
 /// Variables that set the log level; the first one that is set wins.
 const LOG_LEVEL: &[&str] = &["HOLDFAST_LOG", "RUST_LOG"];
 /// The key that they set.
@@ -503,6 +511,7 @@ mod tests {
         );
         let others = [
             ("HOLDFAST_ENDPOINT", "127.0.0.1:1"),
+            ("HOLDFAST_BUILD_COMMIT", "abc"),
             ("HOLDFAST_PORT", "tcp://10.0.0.1:8081"),
             ("HOLDFAST_PORT_8081_TCP_ADDR", "10.0.0.1"),
             ("HOLDFAST_BROKER_SERVICE_HOST", "10.0.0.1"),
