@@ -179,8 +179,13 @@ impl Sending {
             result = self.feed(&mut arrivals, name) => result,
             () = session.stop.cancelled() => Err(Failure::quiet(Exit::Interrupted)),
         };
-        // No more input: what flies may still land.
+        // No more input: what was read before it failed is sent, and what flies may still land.
         drop(arrivals);
+        let failed_to_read = self.tally.failed.is_none()
+            && result.as_ref().is_err_and(|failure| failure.exit != Exit::Interrupted);
+        if failed_to_read {
+            let _ = self.hand_over().await;
+        }
         let landing = async {
             while let Some(flight) = self.flying.front_mut() {
                 let answer = (&mut flight.answer).await;

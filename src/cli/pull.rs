@@ -67,7 +67,8 @@ const SMALL_WRITE_BYTES: usize = 4 << 10;
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// A follower looks for queues that were added after this many rounds of housekeeping.
 const ROUNDS_PER_LOOK: u32 = 10;
-/// After this long without a message a single new one needs no check against the other queues.
+/// After this long without a message a single new one needs no check against the other queues; nor do those that
+/// follow it one by one.
 const QUIET: Duration = Duration::from_millis(5);
 /// First pause after a failed pull; doubles up to the last one.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -179,6 +180,8 @@ struct Reading {
     out: Vec<u8>,
     printed: u64,
     last_printed: Instant,
+    /// Messages have come one by one since it was quiet.
+    calm: bool,
     /// Offsets that the group has committed, by queue as in `merge`.
     committed: Vec<Option<u64>>,
     /// Progress up to what has been written.
@@ -228,6 +231,7 @@ impl Reading {
             out: Vec::new(),
             printed: 0,
             last_printed: Instant::now(),
+            calm: false,
             committed: Vec::new(),
             written: Vec::new(),
             lost: 0,
@@ -320,16 +324,23 @@ impl Reading {
                     continue;
                 }
                 Next::End => return self.write().await,
-                Next::Check if self.merge.is_alone() && self.last_printed.elapsed() > QUIET => {
-                    if let Next::Message(message) = self.merge.next_unchecked() {
+                Next::Check if self.merge.is_alone() && self.is_calm() => {
+                    // Messages that became visible together are told together: what is on its way is read first.
+                    tokio::task::yield_now().await;
+                    self.take_all()?;
+                    self.calm = self.merge.is_alone();
+                    if self.calm
+                        && let Next::Message(message) = self.merge.next_unchecked()
+                    {
                         self.print(&message)?;
-                    }
-                    if self.args.max == Some(self.printed) {
-                        return self.write().await;
+                        if self.args.max == Some(self.printed) {
+                            return self.write().await;
+                        }
                     }
                     continue;
                 }
                 Next::Check => {
+                    self.calm = false;
                     self.check().await?;
                     continue;
                 }
@@ -338,9 +349,7 @@ impl Reading {
             tokio::select! {
                 Some(arrival) = self.arrivals.next() => {
                     self.take(arrival)?;
-                    while let Some(Some(arrival)) = self.arrivals.next().now_or_never() {
-                        self.take(arrival)?;
-                    }
+                    self.take_all()?;
                 }
                 _ = housekeeping.tick() => {
                     self.commit().await?;
@@ -393,6 +402,18 @@ impl Reading {
                     .boxed(),
             );
         }
+    }
+
+    fn is_calm(&self) -> bool {
+        self.calm || self.last_printed.elapsed() > QUIET
+    }
+
+    /// Takes in all that has come already.
+    fn take_all(&mut self) -> Result<(), Failure> {
+        while let Some(Some(arrival)) = self.arrivals.next().now_or_never() {
+            self.take(arrival)?;
+        }
+        Ok(())
     }
 
     /// Takes in what a pull found.

@@ -30,7 +30,7 @@ async fn topics_and_groups_live_from_create_to_delete() {
     assert!(table.starts_with("TOPIC") && table.contains("orders") && !table.contains("audit"), "{table}");
     assert!(!table.contains('\u{1b}'), "no colours in a pipe");
 
-    cli.run("send --topic orders --message-group m one two").text();
+    cli.run("send --topic orders --queue 7 one two").text();
     let described = cli.run("topic describe orders").text();
     assert!(described.contains("synced"), "{described}");
     cli.run("group create billing --start-from latest").text();
@@ -61,7 +61,9 @@ async fn exit_codes_tell_failures_apart() {
     cli.run("topic create t").text();
     assert_eq!(cli.run("topic create t").code, 5);
     assert_eq!(cli.run("pull --topic t --queue 9").code, 4);
-    assert_eq!(cli.run("pull --topic t --filter a&&b").code, 5);
+    let filter = "x".repeat(129);
+    cli.run("send --topic t --queue 0 m").text();
+    assert_eq!(cli.run(&format!("pull --topic t --queue 0 --filter {filter}")).code, 5);
     let away = cli.run("status --endpoint 127.0.0.1:1");
     assert_eq!(away.code, 3);
     assert!(away.err.contains("cannot reach 127.0.0.1:1: connection refused"), "{}", away.err);
