@@ -111,6 +111,23 @@ impl Metrics {
         gauge("holdfast.storage.index.size", "By", "Bytes of queue index files.", |shard| {
             shard.space.size().1
         });
+        gauge("holdfast.storage.keys.runs", "", "Files of the key index.", |shard| shard.keys.size().0);
+        gauge("holdfast.storage.keys.size", "By", "Bytes of key index files.", |shard| shard.keys.size().1);
+        gauge("holdfast.storage.keys.in_memory", "", "Look-ups in memory, in no file yet.", |shard| {
+            shard.keys.in_memory()
+        });
+        gauge(
+            "holdfast.storage.keys.damaged",
+            "",
+            "Files of the key index in which damage was found since the start; look-ups may miss messages.",
+            |shard| shard.keys.damaged(),
+        );
+        gauge(
+            "holdfast.storage.keys.forgotten",
+            "",
+            "Look-ups given up since the start because the key index could not be written.",
+            |shard| shard.keys.forgotten(),
+        );
         gauge("holdfast.storage.flush_behind.size", "By", "Bytes appended and not yet synced.", |shard| {
             let end = shard.inner.lock().end;
             end.saturating_sub(shard.durable.load(Relaxed))

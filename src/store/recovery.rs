@@ -61,7 +61,8 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     let (tables, snapshot) = load_snapshot(options, disk, &space, shard_id, log_start);
     let path = keys_dir(options);
     let (keys, covered) =
-        KeyIndex::open(Arc::clone(disk), path.clone(), options.key_run_bytes).map_err(failed(&path))?;
+        KeyIndex::open(Arc::clone(disk), path.clone(), shard_id, options.key_run_bytes, log_start)
+            .map_err(failed(&path))?;
     let known = snapshot.as_ref().map_or(log_start, |snapshot| snapshot.position);
     let floor = snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.position, snapshot.epoch));
 
@@ -109,6 +110,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     }
     let changes = lost_by_power_cut(options, disk, &tables, &end)?;
     let segment = place_end(options, &segments, shard_id, &mut end).map_err(failed(&dir))?;
+    keys.cut(end.position).map_err(failed(&path))?;
     let inner = Inner::new(end.position, segment, end.epoch.saturating_add(1), end.store_ms);
     let snapshot_position = snapshot.map_or(0, |snapshot| snapshot.position);
     let recovered = Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position };
