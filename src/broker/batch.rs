@@ -9,7 +9,8 @@ use super::{Error, MessageIds};
 use crate::{
     model::{
         Envelope, EnvelopeError, Invalid, LookupKind, MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_BODY_BYTES,
-        MessageKind, TopicId, TopicName, group_hash, lookup_hash, tag_hash,
+        MessageKind, Parts, SystemPlace, TopicId, TopicName, group_hash, lookup_hash, merge_fragments,
+        tag_hash,
     },
     store::NewMessage,
 };
@@ -32,6 +33,9 @@ pub(super) struct Batch {
 
 #[derive(Debug)]
 struct Checked {
+    /// The message with its fragments merged, if it came in several.
+    merged: Option<Bytes>,
+    place: SystemPlace,
     crc: u32,
     tag_hash: u64,
     lookups: Range<usize>,
@@ -85,11 +89,19 @@ impl Batch {
             batch.lookups.push(lookup_hash(topic, LookupKind::Id, id));
             batch.lookups.extend(envelope.keys().iter().map(|key| lookup_hash(topic, LookupKind::Key, key)));
             batch.ids.push(id);
+            let merged = (envelope.fragments > 1).then(|| merge_fragments(message));
+            let place = match &merged {
+                Some(merged) => Envelope::parse(merged).map_err(|error| fault(at, error))?.place,
+                None => envelope.place,
+            };
+            let [before, behind] = place.split(merged.as_ref().unwrap_or(message)).others;
             batch.checked.push(Checked {
-                crc: crc32c::crc32c(message),
+                place,
+                crc: crc32c::crc32c_append(crc32c::crc32c(before), behind),
                 tag_hash: tag_hash(envelope.tag),
                 lookups: from..batch.lookups.len(),
                 made_id: envelope.id.is_none(),
+                merged,
             });
         }
         Ok(batch)
@@ -100,22 +112,37 @@ impl Batch {
         &'a self,
         messages: &'a [Bytes],
     ) -> impl ExactSizeIterator<Item = NewMessage<'a>> + Clone {
-        messages.iter().zip(&self.checked).map(|(client, checked)| NewMessage {
-            client,
-            crc: checked.crc,
-            tag_hash: checked.tag_hash,
-            lookups: self.lookups.get(checked.lookups.clone()).unwrap_or_default(),
+        messages.iter().zip(&self.checked).map(|(message, checked)| {
+            let parts = checked.parts(message);
+            NewMessage {
+                parts: parts.others,
+                crc: checked.crc,
+                later_bytes: parts.system.len(),
+                tag_hash: checked.tag_hash,
+                lookups: self.lookups.get(checked.lookups.clone()).unwrap_or_default(),
+            }
         })
     }
 
-    /// For each message in order: the id to append, `None` where the client set one.
-    pub(super) fn made_ids(&self) -> impl Iterator<Item = Option<&str>> {
-        self.ids.iter().zip(&self.checked).map(|(id, checked)| checked.made_id.then_some(id))
+    /// For each message in order: its system properties as the client set them, and the id to append, `None`
+    /// where the client set one.
+    pub(super) fn seals<'a>(
+        &'a self,
+        messages: &'a [Bytes],
+    ) -> impl Iterator<Item = (&'a [u8], Option<&'a str>)> {
+        let ids = self.ids.iter().zip(&self.checked).map(|(id, checked)| checked.made_id.then_some(id));
+        messages.iter().zip(&self.checked).map(|(message, checked)| checked.parts(message).system).zip(ids)
     }
 
     /// How many messages there are.
     pub(super) fn len(&self) -> usize {
         self.checked.len()
+    }
+}
+
+impl Checked {
+    fn parts<'a>(&'a self, message: &'a Bytes) -> Parts<'a> {
+        self.place.split(self.merged.as_ref().unwrap_or(message))
     }
 }
 

@@ -117,17 +117,18 @@ impl Broker {
             queue: number,
             queues: count,
         })?;
-        let mut made_ids = batch.made_ids();
+        let mut seals = batch.seals(&command.messages);
         let first = tx.send(topic, queue, batch.new_messages(&command.messages), |_, place, into| {
+            let (system, id) = seals.next().unwrap_or_default();
             let fields = ServerFields {
-                id: made_ids.next().flatten(),
+                id,
                 store_ms: place.store_ms,
                 store_host: &self.inner.shard,
                 queue: place.queue,
                 offset: place.offset,
                 position: place.position.0,
             };
-            append_server_fields(&fields, into);
+            append_server_fields(&fields, system, into);
         });
         Ok(Sent {
             queue: number,

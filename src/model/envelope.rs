@@ -8,12 +8,14 @@
 //! | 3 system_properties | checked, fragments merge | | 4, 11, 12, 15, 16, 19–22 | refused |
 //! | 4 body | counted | | others | kept |
 //!
-//! What the broker adds is a second fragment of `system_properties` behind the client's bytes. Readers merge
-//! the two and of a scalar the last one wins, so a client cannot forge what the broker sets.
+//! What the broker adds goes behind the client's own fields within `system_properties`, which moves to the end of
+//! the message. Of a scalar the last one wins, so a client cannot forge what the broker sets. A second fragment
+//! of `system_properties` would do by protobuf's rules, but the readers of the JavaScript world (protobufjs,
+//! google-protobuf) do not merge fragments: they would lose what the client set.
 
 #![warn(clippy::arithmetic_side_effects)]
 
-use bytes::{BufMut, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{Invalid, MAX_BODY_BYTES};
 
@@ -85,6 +87,38 @@ pub struct Envelope<'a> {
     born_host: &'a str,
     trace_context: &'a str,
     kind_number: u64,
+    /// Where its system properties are; the last fragment of them.
+    pub place: SystemPlace,
+    /// How many fragments of system properties it has.
+    pub fragments: usize,
+}
+
+/// Where an encoded message has its system properties. At the very start, and empty, when it has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SystemPlace {
+    start: usize,
+    content: usize,
+    end: usize,
+}
+
+impl SystemPlace {
+    /// The message without its system properties, in two parts, and what is in these.
+    pub fn split<'b>(&self, encoded: &'b [u8]) -> Parts<'b> {
+        let part = |from, to| encoded.get(from..to).unwrap_or_default();
+        Parts {
+            others: [part(0, self.start), part(self.end, encoded.len())],
+            system: part(self.content, self.end),
+        }
+    }
+}
+
+/// An encoded message, its system properties apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// Its other fields: those before, and those behind.
+    pub others: [&'a [u8]; 2],
+    /// What is in its system properties.
+    pub system: &'a [u8],
 }
 
 impl<'a> Envelope<'a> {
@@ -112,7 +146,14 @@ impl<'a> Envelope<'a> {
 
     fn walk<const STRICT: bool>(&mut self, encoded: &'a [u8]) -> Result<(), Invalid> {
         let mut reader = Reader(encoded);
+        let mut start = 0;
         while let Some((number, value)) = reader.next("")? {
+            let end = encoded.len().saturating_sub(reader.0.len());
+            if let (3, Value::Bytes(content)) = (number, &value) {
+                self.place = SystemPlace { start, content: end.saturating_sub(content.len()), end };
+                self.fragments = self.fragments.saturating_add(1);
+            }
+            start = end;
             match number {
                 1 if STRICT => {
                     return Err(Invalid::new(
@@ -466,14 +507,34 @@ pub struct ServerFields<'a> {
     pub position: u64,
 }
 
-/// Appends the server's fields: a second fragment of `system_properties`, with every scalar, zeros too.
-pub fn append_server_fields(fields: &ServerFields<'_>, into: &mut BytesMut) {
+/// The same message with all fragments of its system properties in one, which is what they stand for.
+pub fn merge_fragments(encoded: &[u8]) -> Bytes {
+    let (mut merged, mut system) = (BytesMut::with_capacity(encoded.len()), BytesMut::new());
+    let (mut reader, mut start) = (Reader(encoded), 0);
+    while let Ok(Some((number, value))) = reader.next("") {
+        let end = encoded.len().saturating_sub(reader.0.len());
+        match value {
+            Value::Bytes(content) if number == 3 => system.put_slice(content),
+            _ => merged.put_slice(encoded.get(start..end).unwrap_or_default()),
+        }
+        start = end;
+    }
+    put_key(3, 2, &mut merged);
+    put_varint(system.len() as u64, &mut merged);
+    merged.put_slice(&system);
+    merged.freeze()
+}
+
+/// Appends the system properties: what the client set (`system`), then the server's fields, with every
+/// scalar, zeros too.
+pub fn append_server_fields(fields: &ServerFields<'_>, system: &[u8], into: &mut BytesMut) {
     let seconds = fields.store_ms / 1000;
     let nanos = (fields.store_ms % 1000).saturating_mul(1_000_000);
     let time = field_bytes(1, seconds).saturating_add(field_bytes(2, nanos));
     let length = fields
         .id
         .map_or(0, |id| text_bytes(3, id))
+        .saturating_add(system.len())
         .saturating_add(2)
         .saturating_add(time)
         .saturating_add(text_bytes(10, fields.store_host))
@@ -483,6 +544,7 @@ pub fn append_server_fields(fields: &ServerFields<'_>, into: &mut BytesMut) {
     into.reserve(length.saturating_add(8));
     put_key(3, 2, into);
     put_varint(length as u64, into);
+    into.put_slice(system);
     if let Some(id) = fields.id {
         put_text(3, id, into);
     }
@@ -496,7 +558,7 @@ pub fn append_server_fields(fields: &ServerFields<'_>, into: &mut BytesMut) {
     put_number(102, fields.position, into);
 }
 
-/// Most bytes that [`append_server_fields`] adds for a shard of that name.
+/// Most bytes that [`append_server_fields`] adds for a shard of that name, beside what the client set.
 pub fn server_fields_bytes_max(store_host: &str) -> usize {
     const NUMBERS: usize = 80;
     NUMBERS.saturating_add(MAX_ID_BYTES).saturating_add(store_host.len())

@@ -10,8 +10,8 @@ mod name;
 mod settings;
 
 pub use envelope::{
-    Envelope, EnvelopeError, MAX_ID_BYTES, MAX_KEYS, MAX_TAG_BYTES, MessageKind, ServerFields,
-    append_server_fields, check_id, check_key, server_fields_bytes_max,
+    Envelope, EnvelopeError, MAX_ID_BYTES, MAX_KEYS, MAX_TAG_BYTES, MessageKind, Parts, ServerFields,
+    SystemPlace, append_server_fields, check_id, check_key, merge_fragments, server_fields_bytes_max,
 };
 pub use filter::{
     LookupKind, MAX_FILTER_BYTES, MAX_FILTER_TAGS, TagFilter, group_hash, lookup_hash, tag_hash,

@@ -139,10 +139,12 @@ pub enum Reached {
 /// A message about to be stored.
 #[derive(Clone, Copy, Debug)]
 pub struct NewMessage<'a> {
-    /// As the client encoded it.
-    pub client: &'a Bytes,
-    /// CRC-32C of `client`, computed outside the lock.
+    /// What is stored of it as it came, in this order.
+    pub parts: [&'a [u8]; 2],
+    /// CRC-32C of the parts, computed outside the lock.
     pub crc: u32,
+    /// How many more of its bytes `seal` appends, beside what the server adds.
+    pub later_bytes: usize,
     /// Hash of the tag; 0 when there is none.
     pub tag_hash: u64,
     /// Hashes under which the message can be found, at most 255.

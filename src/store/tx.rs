@@ -166,7 +166,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Appends messages to one queue of `topic`. `seal` is called once a message, in order, to append the
-    /// server's fields (at most 512 bytes) to the client's bytes. Answers the place of the first.
+    /// rest of the client's bytes and the server's fields (at most 512 bytes). Answers the place of the first.
     pub fn send<'m>(
         &mut self,
         topic: &Topic,
@@ -184,8 +184,10 @@ impl<'a> Tx<'a> {
             store_ms: self.now_ms,
             position: LogPosition(self.inner.end),
         };
-        let bound =
-            messages.clone().map(|message| bound(message.lookups.len(), message.client.len() + SEAL_BYTES));
+        let bound = messages.clone().map(|message| {
+            let [before, behind] = message.parts;
+            bound(message.lookups.len(), before.len() + behind.len() + message.later_bytes + SEAL_BYTES)
+        });
         if self.records + count > MAX_RECORDS || !self.reserve(bound.sum()) {
             return place;
         }
@@ -206,7 +208,7 @@ impl<'a> Tx<'a> {
                 store_ms: self.now_ms,
                 epoch: self.inner.epoch,
             };
-            let length = self.record(header, message.lookups, message.client, |into| seal(n, place, into));
+            let length = self.record(header, message.lookups, message.parts, |into| seal(n, place, into));
             self.entries.push(Entry {
                 position: place.position.0,
                 length,
@@ -238,7 +240,7 @@ impl<'a> Tx<'a> {
             epoch: self.inner.epoch,
             ..*header
         };
-        let length = self.record(header, lookups, payload, |_| {});
+        let length = self.record(header, lookups, [payload, &[]], |_| {});
         let (tag_hash, store_ms) = (header.tag_hash, header.store_ms);
         self.entries.push(Entry { position, length, tag_hash, store_ms });
         self.sync = true;
@@ -266,7 +268,7 @@ impl<'a> Tx<'a> {
             epoch: self.inner.epoch,
         };
         let at = self.bytes() as u64;
-        self.record(header, &[], &payload, |_| {});
+        self.record(header, &[], [&payload, &[]], |_| {});
         self.changes.push((change, at));
         self.sync = true;
     }
@@ -394,7 +396,7 @@ impl<'a> Tx<'a> {
         &mut self,
         mut header: RecordHeader,
         lookups: &[u64],
-        payload: &[u8],
+        payload: [&[u8]; 2],
         seal: impl FnOnce(&mut BytesMut),
     ) -> u32 {
         let position = self.position();
@@ -408,7 +410,7 @@ impl<'a> Tx<'a> {
             self.lookups.push((hash, position));
         }
         let body = bytes.len();
-        bytes.extend_from_slice(payload);
+        payload.iter().for_each(|part| bytes.extend_from_slice(part));
         let sealed = bytes.len();
         seal(bytes);
         header.length = u32::try_from(bytes.len() - body).unwrap_or(u32::MAX);

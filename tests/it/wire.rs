@@ -223,20 +223,20 @@ async fn bytes_that_are_no_message_get_a_client_error() {
 }
 
 /// A unary call whose request is these bytes.
-async fn raw(client: &Client, path: &str, bytes: Vec<u8>) -> Result<(), tonic::Status> {
+async fn raw(client: &Client, path: &str, bytes: Vec<u8>) -> Result<Bytes, tonic::Status> {
     let mut grpc = tonic::client::Grpc::new(client.channel.clone());
     grpc.ready().await.unwrap();
     let path = http::uri::PathAndQuery::try_from(path).unwrap();
-    grpc.unary(Request::new(Bytes::from(bytes)), path, RawCodec).await.map(drop)
+    grpc.unary(Request::new(Bytes::from(bytes)), path, RawCodec).await.map(tonic::Response::into_inner)
 }
 
-/// Sends bytes as they are and ignores what comes back.
+/// Bytes as they are, both ways.
 #[derive(Clone, Copy, Default)]
 struct RawCodec;
 
 impl tonic::codec::Codec for RawCodec {
     type Encode = Bytes;
-    type Decode = ();
+    type Decode = Bytes;
     type Encoder = Self;
     type Decoder = Self;
 
@@ -260,13 +260,12 @@ impl tonic::codec::Encoder for RawCodec {
 }
 
 impl tonic::codec::Decoder for RawCodec {
-    type Item = ();
+    type Item = Bytes;
     type Error = tonic::Status;
 
-    fn decode(&mut self, from: &mut tonic::codec::DecodeBuf<'_>) -> Result<Option<()>, tonic::Status> {
+    fn decode(&mut self, from: &mut tonic::codec::DecodeBuf<'_>) -> Result<Option<Bytes>, tonic::Status> {
         use bytes::Buf;
-        from.advance(from.remaining());
-        Ok(Some(()))
+        Ok(Some(from.copy_to_bytes(from.remaining())))
     }
 }
 
@@ -295,4 +294,29 @@ async fn a_client_that_sends_no_grpc_at_all_does_no_harm() {
         let _ = tokio::time::timeout(Duration::from_millis(20), stream.read_to_end(&mut answer)).await;
     }
     assert_well(&broker).await;
+}
+
+#[tokio::test]
+async fn system_properties_sent_in_fragments_are_served_in_one() {
+    use prost::Message as _;
+    let broker = Broker::start().await;
+    let client = broker.client().await;
+    client.topic("t", 1).await;
+    let first = tagged("body", "tag").encode_to_vec();
+    let keyed = SystemProperties { keys: vec!["key".into()], ..SystemProperties::default() };
+    let second = Message { system_properties: Some(keyed), ..Message::default() }.encode_to_vec();
+    // SendRequest: topic, then one message made of both.
+    let mut request = vec![0x0a, 1, b't', 0x12, u8::try_from(first.len() + second.len()).unwrap()];
+    request.extend([first, second].concat());
+    raw(&client, SEND, request).await.unwrap();
+    let served = raw(&client, PULL, pull_request("t", 0, 0).encode_to_vec()).await.unwrap();
+    let found = PullResponse::decode(served.clone()).unwrap();
+    let stored = system(&found.messages[0]);
+    assert_eq!(
+        (stored.tag.as_deref(), stored.keys.as_slice()),
+        (Some("tag"), ["key".to_string()].as_slice())
+    );
+    // As many bytes as one fragment takes, whatever its order: a reader that does not merge loses nothing.
+    let length = u8::try_from(stored.encoded_len()).unwrap();
+    assert!(served.windows(2).any(|window| window == [0x1a, length]), "{served:?}");
 }

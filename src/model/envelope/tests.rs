@@ -94,13 +94,16 @@ proptest! {
         offset in prop_oneof![Just(0), 0..u64::MAX / 2],
         position in prop_oneof![Just(0), any::<u64>()],
     ) {
-        let mut bytes = BytesMut::from(message.encode_to_vec().as_slice());
+        let encoded = message.encode_to_vec();
+        let parts = Envelope::parse(&encoded).unwrap().place.split(&encoded);
+        let mut bytes = BytesMut::from(parts.others.concat().as_slice());
         let own_id = message.system_properties.as_ref().map(|s| s.message_id.clone()).unwrap_or_default();
         let id = own_id.is_empty().then_some("0190b5e0-0000-7000-8000-000000000000");
         let before = bytes.len();
         let fields = ServerFields { id, store_ms, store_host: "shard-0", queue, offset, position };
-        append_server_fields(&fields, &mut bytes);
-        prop_assert!(bytes.len() - before <= server_fields_bytes_max("shard-0"));
+        append_server_fields(&fields, parts.system, &mut bytes);
+        prop_assert!(bytes.len() - before - parts.system.len() <= server_fields_bytes_max("shard-0"));
+        prop_assert_eq!(Envelope::parse(&bytes).unwrap().fragments, 1, "readers need not merge");
 
         let merged = Message::decode(bytes.clone()).unwrap();
         let mut expected = message.clone();
@@ -170,6 +173,10 @@ fn fragments_of_system_properties_merge_and_the_last_scalar_wins() {
         (envelope.tag, envelope.id, envelope.keys()),
         (Some("b"), Some("one"), ["k1", "k2"].as_slice())
     );
+    assert_eq!(envelope.fragments, 2);
+    let merged = merge_fragments(&encoded);
+    assert_eq!(Envelope::parse(&merged).unwrap().fragments, 1);
+    assert_eq!(Message::decode(merged), Message::decode(encoded.as_slice()));
 }
 
 #[test]

@@ -55,8 +55,9 @@ pub(super) fn send(store: &Store, topic: &str, queue: u32, bodies: &[Bytes]) -> 
     let queue = &topic.queues[queue as usize];
     let sent = store.transact::<_, ()>(Purpose::Send, |tx| {
         let messages = bodies.iter().map(|body| NewMessage {
-            client: body,
+            parts: [body, &[]],
             crc: crc32c::crc32c(body),
+            later_bytes: 0,
             tag_hash: 0,
             lookups: &[7],
         });
