@@ -27,12 +27,18 @@ impl Disk for RealDisk {
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        // An empty one may be new too: its maker may have died before the sync.
-        let new = |dir: &Path| fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());
-        let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && new(dir)).count();
+        let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).count();
+        // One that is there and empty may be as new: its maker may have died before the sync.
+        let empty = made == 0 && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
         fs::create_dir_all(path)?;
-        for dir in path.ancestors().skip(1).take(made) {
-            self.sync_dir(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?;
+        for dir in path.ancestors().skip(1).take(made.max(usize::from(empty))) {
+            match self.sync_dir(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }) {
+                // Where we may look inside but not list, as above a volume that was mounted for us.
+                Err(error) if empty || error.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::debug!(dir = %dir.display(), %error, "cannot sync a directory");
+                }
+                synced => synced?,
+            }
         }
         Ok(())
     }

@@ -64,6 +64,21 @@ fn files_are_made_once_and_found_under_their_names() {
 }
 
 #[test]
+fn a_directory_is_made_in_a_place_that_cannot_be_listed() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = tempfile::tempdir().unwrap();
+    let hidden = root.path().join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o300)).unwrap();
+    // The second finds it there, and empty.
+    for _ in 0..2 {
+        RealDisk.create_dir_all(&hidden.join("data")).unwrap();
+    }
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(hidden.join("data").is_dir());
+}
+
+#[test]
 fn what_was_written_is_read_and_reads_end_with_the_file() {
     on_every_disk(|disk, root| {
         disk.create_dir_all(root).unwrap();

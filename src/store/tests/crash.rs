@@ -174,6 +174,8 @@ fn pull_the_plug(first: u64, step: u64) -> u64 {
         let torn = memory.after_crash(CrashKeeps::Sectors { seed: crash_at });
         examine(&known, torn, "boot 2", true, &what("torn"));
         examine(&known, memory.after_crash(CrashKeeps::Everything), "boot", false, &what("process killed"));
+        let half = memory.after_crash(CrashKeeps::Torn { seed: crash_at });
+        examine(&known, half, "boot", false, &what("process killed in a write"));
         crash_at += step;
     }
 }
