@@ -29,8 +29,10 @@ pub(super) enum Command {
 }
 
 const CHECK_HELP: &str = "\
-Every record of the log is read and its checksum compared; snapshots, too. Exit code 7 when there is damage. A torn
-end is none: it was never acknowledged, and the next start cuts it off. Unusable snapshots cost a slower start, no data.
+Every record of the log is read and its checksum compared; snapshots and the key index, too. Exit code 7 when there is
+damage. A torn end is none: it was never acknowledged, and the next start cuts it off. Unusable snapshots cost a slower
+start, no data. Unusable files of the key index may hide messages from look-ups by key or id; removed, they are rebuilt
+from the log by the next start.
 
 Examples:
   holdfast store check ./data
@@ -126,6 +128,12 @@ fn show(shard: &Path, report: &Report) -> Result<(), Failure> {
     for (file, problem) in &report.snapshots {
         field("snapshot", format!("{file}: {}", problem.as_deref().unwrap_or("usable")))?;
     }
+    let unusable = report.keys.iter().filter_map(|(file, problem)| Some((file, problem.as_ref()?)));
+    let files = values::plural(u64::try_from(report.keys.len()).unwrap_or(u64::MAX), "file", "files");
+    field("keys", format!("{files}, {} unusable", unusable.clone().count()))?;
+    for (file, problem) in unusable {
+        field("keys", format!("{file}: {problem}; remove it, and the next start rebuilds it from the log"))?;
+    }
     for damage in &report.damage {
         let place = format!("{} {} to {}", damage.file, damage.begin, damage.end);
         field("damage", format!("{}: {}", paint(BAD, place), damage.text))?;
@@ -144,12 +152,13 @@ struct JsonReport<'a> {
     clean: bool,
     torn_until: Option<u64>,
     records: &'a std::collections::BTreeMap<&'static str, u64>,
-    snapshots: Vec<JsonSnapshot<'a>>,
+    snapshots: Vec<JsonDerived<'a>>,
+    keys: Vec<JsonDerived<'a>>,
     damage: Vec<JsonDamage<'a>>,
 }
 
 #[derive(Serialize)]
-struct JsonSnapshot<'a> {
+struct JsonDerived<'a> {
     file: &'a str,
     /// `null`: usable.
     problem: Option<&'a str>,
@@ -165,7 +174,9 @@ struct JsonDamage<'a> {
 
 impl<'a> JsonReport<'a> {
     fn new(shard: &Path, report: &'a Report) -> Self {
-        let snapshots = report.snapshots.iter();
+        let derived = |files: &'a [(String, Option<String>)]| {
+            files.iter().map(|(file, problem)| JsonDerived { file, problem: problem.as_deref() }).collect()
+        };
         let damage = report.damage.iter();
         Self {
             dir: shard.display().to_string(),
@@ -177,9 +188,8 @@ impl<'a> JsonReport<'a> {
             clean: report.clean,
             torn_until: report.torn_until,
             records: &report.records,
-            snapshots: snapshots
-                .map(|(file, problem)| JsonSnapshot { file, problem: problem.as_deref() })
-                .collect(),
+            snapshots: derived(&report.snapshots),
+            keys: derived(&report.keys),
             damage: damage
                 .map(|d| JsonDamage { file: &d.file, begin: d.begin, end: d.end, text: &d.text })
                 .collect(),

@@ -6,7 +6,8 @@ use super::{
     Damage, OpenError, Options,
     disk::{Disk, RealDisk},
     frame::{Record, RecordHeader, RecordKind, Seed},
-    recovery::{adopt_segments, log_dir, snapshot_dir},
+    keys,
+    recovery::{adopt_segments, keys_dir, log_dir, snapshot_dir},
     scan::{Scan, Sink},
     segment::Segments,
     snapshot,
@@ -33,11 +34,13 @@ pub struct Report {
     pub records: BTreeMap<&'static str, u64>,
     /// Snapshots by file: `None` when usable, else why not.
     pub snapshots: Vec<(String, Option<String>)>,
+    /// Files of the key index: `None` when usable, else why not.
+    pub keys: Vec<(String, Option<String>)>,
     /// Damaged places.
     pub damage: Vec<Damage>,
 }
 
-/// Reads the log of the shard in `dir` from its start, and its snapshots. `progress` hears how many bytes
+/// Reads the log of the shard in `dir` from its start, its snapshots and its key index. `progress` hears how many bytes
 /// of how many are read.
 ///
 /// # Errors
@@ -72,6 +75,10 @@ pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, O
     let snapshots = snapshot::load_all(&disk, &snapshot_dir(&options), shard_id)
         .map(|(file, loaded)| (file.display().to_string(), loaded.err()))
         .collect();
+    let keys = keys::check(&disk, &keys_dir(&options), shard_id)
+        .into_iter()
+        .map(|(file, problem)| (file.display().to_string(), problem))
+        .collect();
     Ok(Report {
         segments: count,
         log_bytes,
@@ -82,6 +89,7 @@ pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, O
         torn_until: end.torn,
         records,
         snapshots,
+        keys,
         damage,
     })
 }

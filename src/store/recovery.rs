@@ -7,7 +7,7 @@ use super::{
     change::Change,
     codec::align8,
     disk::Disk,
-    frame::{FORMAT, RELOCATED, Record, RecordHeader, RecordKind, Seed},
+    frame::{FORMAT, FRAME_HEADER, FrameHeader, RELOCATED, Record, RecordHeader, RecordKind, Seed},
     index::{Entry, IndexSpace},
     keys::KeyIndex,
     log::Inner,
@@ -226,9 +226,13 @@ fn load_snapshot(
     (Tables::default(), None)
 }
 
-/// The last place at or below `position` that is known to begin a frame: a segment's base.
-fn frame_boundary(segments: &Segments, _seed: Seed, position: u64) -> u64 {
-    segments.holding(position).map_or(position, |segment| segment.base)
+/// The last place at or below `position` that is known to begin a frame: itself, or its segment's base.
+fn frame_boundary(segments: &Segments, seed: Seed, position: u64) -> u64 {
+    let Some(segment) = segments.holding(position) else { return position };
+    let mut header = [0; FRAME_HEADER];
+    let begins =
+        segment.read(&mut header, position).is_ok() && FrameHeader::decode(seed, position, &header).is_ok();
+    if begins { position } else { segment.base }
 }
 
 /// Bytes above the mark may be in the page cache only, or even marked clean there after a sync that

@@ -364,6 +364,17 @@ impl KeyIndex {
     }
 }
 
+/// Reads every run in `dir`; files by name, with what is wrong with them. Changes nothing.
+pub fn check(disk: &Arc<dyn Disk>, dir: &Path, shard_id: u64) -> Vec<(PathBuf, Option<String>)> {
+    let names = disk.list(dir).unwrap_or_default().into_iter();
+    let runs = names.filter_map(|name| Some((dir.join(&name), positions_of(&name)?)));
+    runs.map(|(path, positions)| {
+        let checked = Run::open(disk, path.clone(), shard_id, positions).and_then(|run| run.verify());
+        (path, checked.err().map(|error| error.to_string()))
+    })
+    .collect()
+}
+
 fn discard(disk: &Arc<dyn Disk>, path: &Path, why: &str) -> io::Result<()> {
     tracing::warn!(file = %path.display(), why, "removing a file of the key index");
     disk.remove(path)

@@ -329,6 +329,13 @@ impl Run {
         body.ok_or_else(|| invalid(&format!("page {number} does not fit its checksum")))
     }
 
+    /// Reads and checks every page.
+    pub fn verify(&self) -> io::Result<()> {
+        let mut page = vec![0; PAGE];
+        let pages = self.index_begin().saturating_add(self.fences.len() as u64);
+        (0..pages).try_for_each(|number| self.read(number, &mut page).map(|_| ()))
+    }
+
     /// All pairs in order, for a merge.
     pub fn cursor(&self) -> Cursor<'_> {
         Cursor {

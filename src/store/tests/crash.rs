@@ -101,6 +101,7 @@ fn examine(known: &Known, disk: MemoryDisk, boot: &str, power_cut: bool, what: &
     for (&topic, &made) in &known.topic_made {
         assert!(!made || store.topic(&name(topic)).is_some(), "{what}: topic {topic} is gone");
     }
+    assert_found_by_key(&store, &["durable", "fast"], what);
     for (&(topic, queue), batches) in &known.acknowledged {
         let (start, found) = found(&store, topic, queue);
         if topic == "fast" && power_cut {
@@ -154,6 +155,7 @@ fn examine(known: &Known, disk: MemoryDisk, boot: &str, power_cut: bool, what: &
             assert_eq!((found(&again, topic, 0), found(&again, topic, 1)), before, "{what}: {topic} rebuilt");
         }
     }
+    assert_found_by_key(&again, &["durable", "fast"], what);
     again.close();
 }
 

@@ -98,6 +98,32 @@ pub(super) fn read_all(store: &Store, topic: &str, queue: u32) -> Vec<(u64, Byte
 mod crash;
 mod damage;
 
+/// Topic, queue and offset of all messages that look-ups find.
+pub(super) fn found_by_key(store: &Store) -> std::collections::BTreeSet<(TopicId, u32, u64)> {
+    let mut found = std::collections::BTreeSet::new();
+    let mut before = u64::MAX;
+    let more = store.lookup(7, usize::MAX - 1, |one| {
+        assert!(one.place.position.0 < before, "not newest first");
+        before = one.place.position.0;
+        found.insert((one.topic, one.place.queue, one.place.offset))
+    });
+    assert!(!more.unwrap(), "something was found twice");
+    found
+}
+
+/// Look-ups find what reading finds.
+pub(super) fn assert_found_by_key(store: &Store, topics: &[&str], what: &str) {
+    let found = found_by_key(store);
+    for topic in topics.iter().filter_map(|topic| store.topic(&name(topic))) {
+        for queue in &topic.queues {
+            let number = queue.key().queue;
+            for (offset, _) in read_all(store, topic.name.as_str(), number) {
+                assert!(found.contains(&(topic.id, number, offset)), "{what}: {number} at {offset}");
+            }
+        }
+    }
+}
+
 fn temp() -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("shard").display().to_string();
@@ -242,4 +268,47 @@ fn old_messages_go_and_what_is_left_can_be_rebuilt_from_the_log() {
     }
     assert_eq!(store.group(&group).unwrap().committed(key).map(|c| c.offset), Some(3));
     store.close();
+}
+
+#[test]
+fn every_message_is_found_by_key_in_memory_in_runs_and_rebuilt_from_the_log() {
+    let (memory, mut quick) = (MemoryDisk::new(), options("/shard"));
+    quick.key_run_bytes = 16 << 10;
+    quick.snapshot_bytes = 40 << 10;
+    let disk: Arc<dyn Disk> = Arc::new(memory.clone());
+    let keys = std::path::Path::new("/shard/keys");
+    let store = open(quick.clone(), &disk).unwrap();
+    create(&store, "t", TopicSettings::default()).unwrap();
+    let started = std::time::Instant::now();
+    let mut sent = 0;
+    while sent < 200 || disk.list(keys).unwrap().is_empty() {
+        send(&store, "t", sent % 4, &bodies(1, 1000, sent as usize)).unwrap();
+        sent += 1;
+        assert!(started.elapsed() < Duration::from_secs(20), "no run was written");
+        assert_eq!(found_by_key(&store).len(), sent as usize);
+    }
+    let killed: Arc<dyn Disk> = Arc::new(memory.after_crash(CrashKeeps::Everything));
+    store.close();
+    let remove = |disk: &Arc<dyn Disk>, dir: &str, keep: usize| {
+        for file in disk.list(dir.as_ref()).unwrap().into_iter().skip(keep) {
+            disk.remove(&std::path::Path::new(dir).join(file)).unwrap();
+        }
+    };
+    for (what, disk, keys_left, derived) in [
+        ("killed", &killed, usize::MAX, usize::MAX),
+        ("stopped", &disk, usize::MAX, usize::MAX),
+        ("one run", &disk, 1, usize::MAX),
+        ("no run", &disk, 0, usize::MAX),
+        ("the log alone", &disk, 0, 0),
+    ] {
+        remove(disk, "/shard/keys", keys_left);
+        remove(disk, "/shard/snapshots", derived);
+        remove(disk, "/shard/index", derived);
+        let store = open(quick.clone(), disk).unwrap();
+        assert_eq!(found_by_key(&store).len(), sent as usize, "{what}");
+        assert_found_by_key(&store, &["t"], what);
+        let files = disk.list(keys).unwrap().len();
+        assert!(files > 0, "{what}: memory for all of the log");
+        store.close();
+    }
 }
