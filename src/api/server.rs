@@ -2,6 +2,9 @@
 //!
 //! One thread accepts and deals the connections round-robin to all threads: SO_REUSEPORT can put a handful of
 //! connections on one core. Each thread runs a runtime of its own, so a call never leaves its core.
+//!
+//! Connections are served by hyper itself. tonic's transport would put a router, a timer for each deadline and
+//! three boxes around every call, and would neither close who never speaks nor say when all are gone.
 
 use std::{
     convert::Infallible,

@@ -349,6 +349,75 @@ async fn what_is_no_call_gets_a_client_error_and_the_connection_lives_on() {
     assert!(!metrics.contains("holdfast_rpc_panics_total{"), "{metrics}");
 }
 
+/// Names of all methods of `holdfast.v1`, as `package.Service/Method`.
+fn described() -> Vec<String> {
+    let described = prost_types::FileDescriptorSet::decode(crate::pb::DESCRIPTORS).unwrap();
+    let mut names = Vec::new();
+    for file in described.file {
+        for service in file.service {
+            for method in service.method {
+                names.push(format!(
+                    "{}.{}/{}",
+                    file.package.as_deref().unwrap(),
+                    service.name.as_deref().unwrap(),
+                    method.name.as_deref().unwrap()
+                ));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn every_method_of_the_proto_has_its_line_at_the_door() {
+    let here: Vec<_> = super::door::METHODS.iter().map(|method| method.name).collect();
+    for name in described() {
+        assert!(here.contains(&name.as_str()), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn damaged_requests_are_never_an_internal_error() {
+    let node = Node::start();
+    node.client().await.send(send("t", vec![message("x")])).await.unwrap();
+    let mut bare = bare(&node).await;
+    let send = send("t", vec![message("abc")]);
+    let bodies: [Vec<u8>; 4] = [
+        send.encode_to_vec(),
+        v1::SendStreamRequest { correlation: 3, send: Some(send) }.encode_to_vec(),
+        v1::PullRequest { group: "g".into(), commit_offset: Some(1), ..pull("t", 0, 0) }.encode_to_vec(),
+        v1::CommitOffsetsRequest {
+            group: "g".into(),
+            offsets: vec![v1::QueueOffset { topic: "t".into(), queue_id: 0, offset: 1 }],
+        }
+        .encode_to_vec(),
+    ];
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 32).unwrap()
+    };
+    for name in described() {
+        for round in 0..40 {
+            let mut body = bodies[round % bodies.len()].clone();
+            for _ in 0..=random() % 3 {
+                let at = random() % body.len();
+                body[at] = random().to_le_bytes()[0];
+            }
+            let mut framed = vec![0];
+            framed.extend(u32::try_from(body.len()).unwrap().to_be_bytes());
+            framed.extend(&body);
+            // A damaged pull may ask for a long wait.
+            let ended = call(&mut bare, &format!("/{name}"), &[("grpc-timeout", "200m")], &framed).await;
+            let code = ended.code.unwrap();
+            assert!(![Code::Internal, Code::Unknown].contains(&code), "{name} {code:?} {body:?}");
+        }
+    }
+    assert!(!node.metrics().contains("holdfast_rpc_panics_total{"), "{}", node.metrics());
+}
+
 #[tokio::test]
 async fn a_call_of_the_largest_size_passes_and_a_larger_one_is_told_the_limit() {
     let node = Node::start();
