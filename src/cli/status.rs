@@ -11,6 +11,9 @@ use super::{
 };
 use crate::client::{Damage, ShardState, ShardStatus};
 
+/// Bytes without sync that are worth a word.
+const WORTH_A_WORD: u64 = 4 << 10;
+
 /// `status` takes global options only.
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
@@ -75,7 +78,8 @@ fn show(shard: &ShardStatus) -> Result<(), Failure> {
         ),
     )?;
     let not_synced = shard.log_end.saturating_sub(shard.log_durable);
-    let synced = if not_synced == 0 {
+    // An idle log ends in a mark that nothing waits for.
+    let synced = if not_synced < WORTH_A_WORD {
         String::new()
     } else {
         format!(", {} not yet synced", values::size(not_synced))
