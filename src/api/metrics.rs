@@ -185,7 +185,9 @@ fn rejections(meter: &Meter) -> Level {
     let attributes = [KeyValue::new("reason", "memory")];
     meter
         .u64_observable_counter("holdfast.flow.rejections")
-        .with_description("Calls refused, or pulls answered without messages, because too much was under way")
+        .with_description(
+            "Calls refused, or answered with less, for want of room or because nothing can be written.",
+        )
         .with_callback(move |observer| observer.observe(shown.get(), &attributes))
         .build();
     count

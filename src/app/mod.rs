@@ -14,3 +14,6 @@ pub mod standalone;
 
 pub use node::{Node, Parts, StartError};
 pub use process::Started;
+
+#[cfg(test)]
+mod tests;

@@ -356,7 +356,9 @@ impl Metrics {
             .map(|reason| [KeyValue::new("reason", reason), KeyValue::new("rpc.method", "Send")]);
         meter
             .u64_observable_counter("holdfast.flow.rejections")
-            .with_description("Sends refused because there was no room, or no writing at all.")
+            .with_description(
+                "Calls refused, or answered with less, for want of room or because nothing can be written.",
+            )
             .with_callback(move |to| {
                 let counts = [&rejections.memory, &rejections.disk, &rejections.fenced, &rejections.draining];
                 for (count, attributes) in counts.into_iter().zip(&attributes) {

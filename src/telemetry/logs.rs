@@ -35,6 +35,9 @@ use super::{
 };
 use crate::config::{LogFormat, TelemetryConfig};
 
+/// Crates that talk about themselves; only their warnings are worth a line, unless somebody asks for more.
+const QUIET: &str = "opentelemetry=warn,opentelemetry_sdk=warn,h2=warn,hyper=warn,tower=warn";
+
 /// Where log lines go, and how they look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sink {
@@ -92,7 +95,9 @@ impl Logs {
         sink: Sink,
         colours: bool,
     ) -> Result<impl Subscriber + Send + Sync + use<>, String> {
-        let levels = EnvFilter::builder().parse(&config.log_level).map_err(|error| error.to_string())?;
+        let levels = EnvFilter::builder()
+            .parse(format!("{QUIET},{}", config.log_level))
+            .map_err(|error| error.to_string())?;
         let text = (sink == Sink::Text).then(|| {
             tracing_subscriber::fmt::layer()
                 .with_writer(self.lines.clone())
