@@ -249,7 +249,8 @@ mod golden {
             if *rocketmq && (*kind == "counter") != name.ends_with("_total") {
                 complain("a counter of RocketMQ ends in `_total`, and nothing else does");
             }
-            if !units.contains(&unit.as_str()) && !(unit.starts_with('{') && unit.ends_with('}')) {
+            let annotation = unit.starts_with('{') && unit.ends_with('}');
+            if !annotation && !units.contains(&unit.as_str()) {
                 complain("has a unit that the exporter does not know");
             }
             if !rocketmq {
@@ -264,11 +265,11 @@ mod golden {
             }
         }
         for pair in made.windows(2) {
-            if let [a, b] = pair {
-                if a.name == b.name && (a.kind, &a.unit, &a.description) != (b.kind, &b.unit, &b.description)
-                {
-                    wrong.push(format!("{}: made twice, differently", a.name));
-                }
+            if let [a, b] = pair
+                && a.name == b.name
+                && (a.kind, &a.unit, &a.description) != (b.kind, &b.unit, &b.description)
+            {
+                wrong.push(format!("{}: made twice, differently", a.name));
             }
         }
         assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));

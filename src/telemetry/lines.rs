@@ -131,6 +131,7 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
+    #[allow(clippy::type_complexity)] // open or not, what came through; and who waits
     struct Gate(Arc<(Mutex<(bool, Vec<u8>)>, Condvar)>);
 
     impl Write for Gate {

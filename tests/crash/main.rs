@@ -191,7 +191,7 @@ async fn change_topics(client: Client, shared: Arc<Shared>) -> Account {
         if client.admin.clone().create_topic(create).await.is_err() {
             break;
         }
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             account.topics.push((topic, true));
         } else if client.admin.clone().delete_topic(DeleteTopicRequest { topic: topic.clone() }).await.is_ok()
         {

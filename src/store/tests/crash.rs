@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::model::Retention;
 
+type Batch = (u64, Vec<Bytes>);
+
 /// What the outside knows: acknowledged, or tried without an answer.
 #[derive(Default)]
 struct Known {
     /// By topic and queue: offset of the batch and its bodies.
-    acknowledged: BTreeMap<(&'static str, u32), Vec<(u64, Vec<Bytes>)>>,
+    acknowledged: BTreeMap<(&'static str, u32), Vec<Batch>>,
     /// Bodies that were sent without an answer, a batch each.
     unanswered: Vec<Vec<Bytes>>,
     committed: u64,
