@@ -11,7 +11,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let descriptors = protox::compile(FILES, ["proto"])?;
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(".holdfast.v1.Message.body").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .bytes(".holdfast.v1.Message.body")
+        .codec_path("crate::pb::ProtoCodec")
+        .compile_fds(descriptors)?;
     note_build();
     Ok(())
 }
