@@ -62,7 +62,11 @@ async fn get(address: SocketAddr, path: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_serves_stops_and_finds_its_data_again() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node::start(config(dir.path()), parts(RealDisk)).await.unwrap();
+    // An address of its own: tests beside this one take whatever port becomes free.
+    let mut config = config(dir.path());
+    config.listen.api.set_ip([127, 0, 0, 9].into());
+    config.listen.probe.set_ip([127, 0, 0, 9].into());
+    let node = Node::start(config.clone(), parts(RealDisk)).await.unwrap();
     assert!(get(node.probe(), "/readyz").await.starts_with("HTTP/1.1 200 "));
     assert!(get(node.probe(), "/livez").await.starts_with("HTTP/1.1 200 "));
     send(&node, "kept").await.unwrap();
@@ -73,7 +77,7 @@ async fn a_node_serves_stops_and_finds_its_data_again() {
     node.stop().await;
     assert!(TcpStream::connect(api).is_err() && TcpStream::connect(probe).is_err(), "nobody listens");
 
-    let node = Node::start(config(dir.path()), parts(RealDisk)).await.unwrap();
+    let node = Node::start(config, parts(RealDisk)).await.unwrap();
     assert_eq!((node.store().topics, node.store().epoch), (1, 2));
     node.stop().await;
 }
