@@ -133,10 +133,11 @@ pub(super) fn adopt_segments(
         }
     }
     let mut votes: HashMap<u64, usize> = HashMap::new();
-    for header in found.iter().filter_map(|segment| segment.header.as_ref().ok()) {
+    for (header, _) in found.iter().filter_map(|segment| segment.header.as_ref().ok()) {
         *votes.entry(header.shard_id).or_default() += 1;
     }
-    let first = found.iter().find_map(|segment| segment.header.as_ref().ok()).map(|header| header.shard_id);
+    let first =
+        found.iter().find_map(|segment| segment.header.as_ref().ok()).map(|(header, _)| header.shard_id);
     let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
     let Some(shard_id) = elected else {
         return match found.first() {
@@ -153,7 +154,11 @@ pub(super) fn adopt_segments(
     for segment in found {
         let file = segment.path.display().to_string();
         let (base, capacity) = match &segment.header {
-            Ok(header) if header.shard_id == shard_id && header.base == segment.base => {
+            Ok((header, whole)) if header.shard_id == shard_id && header.base == segment.base => {
+                if !whole {
+                    let text = "one copy of the header is damaged; the other is used".into();
+                    damage.push(Damage { file: file.clone(), begin: segment.base, end: segment.base, text });
+                }
                 if let Some(shard) = shard.filter(|shard| *shard != header.shard) {
                     return Err(OpenError(format!(
                         "{file} belongs to shard `{}`, not `{shard}`; check the data directory and the shard's name",
@@ -162,7 +167,7 @@ pub(super) fn adopt_segments(
                 }
                 (header.base, header.capacity)
             }
-            Ok(header) => {
+            Ok((header, _)) => {
                 let text = format!(
                     "belongs to shard {:016x} at {}; left alone and not read",
                     header.shard_id, header.base

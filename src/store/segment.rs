@@ -12,7 +12,8 @@
 //! | 24 | 8 | capacity | bytes of log that fit |
 //! | 32 | 4 | epoch | of the writer that made the file |
 //! | 36 | 2+n | shard name | text |
-//! | 4092 | 4 | checksum | CRC-32C of bytes 0–4091 |
+//! | 2044 | 4 | checksum | CRC-32C of bytes 0–2043 |
+//! | 2048 | 2048 | copy | the same again, so that one bad sector does not cost the shard its identity |
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +32,8 @@ use super::{
 
 /// Bytes before the first position of a file.
 pub const HEADER_BYTES: u64 = 4096;
-const CRC_AT: usize = HEADER_BYTES as usize - 4;
+const COPY_BYTES: usize = HEADER_BYTES as usize / 2;
+const CRC_AT: usize = COPY_BYTES - 4;
 const MAGIC: [u8; 7] = *b"HFSEGMT";
 /// Zeros are written in pieces of this size, each given to the device before the next.
 const FILL_BYTES: u64 = 1 << 20;
@@ -66,15 +68,22 @@ impl SegmentHeader {
         bytes.resize(CRC_AT, 0);
         let crc = crc32c::crc32c(&bytes);
         bytes.put_u32(crc);
+        bytes.extend_from_within(..);
         bytes
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
-        Self::fields(bytes).unwrap_or(Err(BadHeader::Damaged))
+    /// The header, and whether both copies of it are whole.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, bool), BadHeader> {
+        let mut copies = bytes.chunks(COPY_BYTES).take(2).map(Self::fields);
+        match (copies.next().flatten(), copies.next().flatten()) {
+            (None, None) => Err(BadHeader::Damaged),
+            (Some(header), copy) => header.map(|header| (header, copy.is_some())),
+            (None, Some(copy)) => copy.map(|header| (header, false)),
+        }
     }
 
     fn fields(bytes: &[u8]) -> Option<Result<Self, BadHeader>> {
-        let (body, crc) = bytes.get(..HEADER_BYTES as usize)?.split_at_checked(CRC_AT)?;
+        let (body, crc) = bytes.get(..COPY_BYTES)?.split_at_checked(CRC_AT)?;
         if Reader::new(crc).u32()? != crc32c::crc32c(body) {
             return None;
         }
@@ -153,7 +162,8 @@ pub struct FoundSegment {
     pub base: u64,
     /// Length of the file.
     pub bytes: u64,
-    pub header: Result<SegmentHeader, BadHeader>,
+    /// With whether both copies are whole.
+    pub header: Result<(SegmentHeader, bool), BadHeader>,
 }
 
 impl Segments {
@@ -303,16 +313,18 @@ mod tests {
             std::fs::write(path, &bytes).unwrap();
         }
         assert_eq!(bytes, std::fs::read(path).unwrap());
-        assert_eq!(SegmentHeader::decode(&bytes), Ok(header()));
+        assert_eq!(SegmentHeader::decode(&bytes), Ok((header(), true)));
     }
 
     #[test]
-    fn a_flip_anywhere_in_the_header_is_seen() {
+    fn a_flip_anywhere_in_the_header_is_seen_and_costs_one_copy() {
         let bytes = header().encode();
         for at in 0..bytes.len() {
             let mut bytes = bytes.clone();
             bytes[at] ^= 0x10;
-            assert_eq!(SegmentHeader::decode(&bytes), Err(BadHeader::Damaged), "byte {at}");
+            assert_eq!(SegmentHeader::decode(&bytes), Ok((header(), false)), "byte {at}");
+            bytes[(at + COPY_BYTES) % (2 * COPY_BYTES)] ^= 0x10;
+            assert_eq!(SegmentHeader::decode(&bytes), Err(BadHeader::Damaged), "byte {at} of both");
         }
     }
 }
