@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`model`] | The words of the domain, checked when made; no I/O. |
 //! | [`runtime`] | What code must be given and never fetch: the clock, background tasks, wake-ups. |
-//! | [`pb`] | Code generated from `proto/`. |
+//! | [`pb`] | Code generated from `proto/`, and the codec it uses. |
 //! | [`config`] | One plain struct a room, and the loader. |
 //! | [`telemetry`] | Starts logs and metrics; serves `/metrics` and the probes. |
 //! | [`store`] | What is on disk: log, queues, key index, state, recovery, retention. |
