@@ -105,6 +105,16 @@ pub struct Node {
 /// Background tasks; they end with their owner.
 struct Tasks(Vec<JoinHandle<()>>);
 
+impl Tasks {
+    /// Ends them and waits until they are gone, with what they listened on.
+    async fn end(mut self) {
+        for task in self.0.drain(..) {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+}
+
 impl Drop for Tasks {
     fn drop(&mut self) {
         self.0.iter().for_each(JoinHandle::abort);
@@ -196,9 +206,9 @@ impl Node {
         health.enter(Phase::Stopping);
         health.clear();
         close(store).await;
+        tasks.end().await;
         let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(event = "node.stopped", took_ms, "the node has stopped");
-        drop(tasks);
     }
 }
 
