@@ -107,7 +107,7 @@ impl Sink for Checker<'_> {
         *self.records.entry(name(record.header.kind)).or_default() += 1;
     }
 
-    fn lost_message(&mut self, header: &RecordHeader) {
+    fn lost_message(&mut self, _position: u64, header: &RecordHeader) {
         if let Some(damage) = self.damage.last_mut() {
             let (offset, queue, topic) = (header.offset, header.queue, header.topic);
             damage.text =

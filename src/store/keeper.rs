@@ -105,7 +105,7 @@ impl Keeper {
 
     fn snapshot(&mut self, shard: &Arc<Shard>, now: Duration) {
         self.snapshot_at = now;
-        match snapshot::save(shard) {
+        match snapshot::save(shard, &mut shard.chain.lock()) {
             Ok(saved) => {
                 self.snapshot_failed = None;
                 shard.snapshot_position.store(saved.position, Ordering::Release);
@@ -119,13 +119,8 @@ impl Keeper {
 
     /// Rebuilds the index of queues where damage was found, from the log.
     fn rebuild_indexes(&mut self, shard: &Arc<Shard>) {
-        let damaged: Vec<Arc<Queue>> = shard
-            .tables
-            .topics()
-            .iter()
-            .flat_map(|topic| topic.queues.clone())
-            .filter(|queue| queue.index_damaged().load(Ordering::Acquire))
-            .collect();
+        let found = shard.damaged_indexes.lock().clone();
+        let damaged: Vec<Arc<Queue>> = found.iter().filter_map(|&key| shard.tables.queue(key)).collect();
         if damaged.is_empty() {
             return;
         }
@@ -135,6 +130,7 @@ impl Keeper {
             tracing::error!(%error, "cannot rebuild a damaged queue index; trying again");
             return;
         }
+        shard.damaged_indexes.lock().retain(|key| !found.contains(key));
         let mut ends = Vec::new();
         for queue in &damaged {
             queue.give_up_damaged(&shard.space);
@@ -169,7 +165,7 @@ impl Sink for Rebuild<'_> {
             queue.mend(&self.shard.space, header.offset, &entry);
         }
     }
-    fn lost_message(&mut self, _header: &RecordHeader) {}
+    fn lost_message(&mut self, _position: u64, _header: &RecordHeader) {}
     fn damage(&mut self, _file: String, _begin: u64, _end: u64, _text: &str) {}
     fn progress(&mut self, position: u64) {
         tracing::info!(position, "rebuilding a queue index from the log");

@@ -499,6 +499,7 @@ impl Shard {
         for (offset, entry) in (batch.first..).zip(entries) {
             let mut index = batch.queue.index().write();
             index.replace(&self.space, key, offset, entry)?;
+            batch.queue.touch(entry.position);
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ pub struct Queue {
     bytes: AtomicU64,
     /// Where the newest record of its bounds stands; 0: there is none.
     bounds_position: AtomicU64,
+    /// Newest record that changed what a snapshot says of the queue.
+    changed: AtomicU64,
     /// Found damaged; until it is rebuilt, readers stop before the damage.
     index_damaged: AtomicBool,
     /// Its topic was deleted; what is still on its way is not indexed.
@@ -37,6 +39,7 @@ impl Queue {
             visible: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             bounds_position: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
             index_damaged: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             index: RwLock::default(),
@@ -59,6 +62,7 @@ impl Queue {
             visible: AtomicU64::new(next),
             bytes: AtomicU64::new(bytes),
             bounds_position: AtomicU64::new(bounds),
+            changed: AtomicU64::new(0),
             index_damaged: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             index: RwLock::new(index),
@@ -104,6 +108,16 @@ impl Queue {
         self.bounds_position.store(position, Ordering::Relaxed);
     }
 
+    /// Newest record that changed what a snapshot says of the queue; 0: none since it was loaded from one.
+    pub(super) fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Acquire)
+    }
+
+    /// The record at `position` changes, or has changed, what a snapshot says of the queue.
+    pub(super) fn touch(&self, position: u64) {
+        self.changed.fetch_max(position, Ordering::AcqRel);
+    }
+
     pub(super) fn index(&self) -> &RwLock<QueueIndex> {
         &self.index
     }
@@ -137,6 +151,9 @@ impl Queue {
             bytes += u64::from(entry.length);
         }
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(last) = entries.last() {
+            self.touch(last.position);
+        }
         Ok(())
     }
 

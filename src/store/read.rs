@@ -97,6 +97,7 @@ impl Shard {
             return;
         }
         let key = queue.key();
+        self.damaged_indexes.lock().push(key);
         self.note_damage(Damage {
             file: super::recovery::index_dir(&self.options).display().to_string(),
             begin: 0,

@@ -15,8 +15,8 @@ use super::{
     scan::{End, Scan, ScanError, Sink},
     segment::{BadHeader, FoundSegment, HEADER_BYTES, SegmentHeader, Segments},
     shard::{Recovered, fence_mark},
-    snapshot::{self, Snapshot},
-    tables::Tables,
+    snapshot::{self, Chain, Snapshot},
+    tables::{Reserved, Tables},
 };
 use crate::model::{QueueKey, TopicId};
 
@@ -58,7 +58,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
 
     let path = index_dir(options);
     let space = IndexSpace::open(Arc::clone(disk), path.clone()).map_err(failed(&path))?;
-    let (tables, snapshot) = load_snapshot(options, disk, &space, shard_id, log_start);
+    let (tables, snapshot, chain) = load_snapshot(options, disk, &space, shard_id, log_start);
     let path = keys_dir(options);
     let (keys, covered) =
         KeyIndex::open(Arc::clone(disk), path.clone(), shard_id, options.key_run_bytes, log_start)
@@ -113,7 +113,8 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     keys.cut(end.position).map_err(failed(&path))?;
     let inner = Inner::new(end.position, segment, end.epoch.saturating_add(1), end.store_ms);
     let snapshot_position = snapshot.map_or(0, |snapshot| snapshot.position);
-    let recovered = Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position };
+    let recovered =
+        Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position, chain };
     Ok(Opened { recovered, changes })
 }
 
@@ -214,13 +215,13 @@ fn load_snapshot(
     space: &IndexSpace,
     shard_id: u64,
     log_start: u64,
-) -> (Tables, Option<Snapshot>) {
+) -> (Tables, Option<Snapshot>, Chain) {
     let dir = snapshot_dir(options);
     for (file, loaded) in snapshot::load_all(disk, &dir, shard_id) {
         match loaded {
-            Ok((tables, snapshot)) => {
+            Ok(snapshot::Loaded { tables, snapshot, chain }) => {
                 if snapshot.position >= log_start && space.adopt(tables.blocks().iter()) {
-                    return (tables, Some(snapshot));
+                    return (tables, Some(snapshot), chain);
                 }
                 tracing::warn!(file = %file.display(), "snapshot does not fit log and index; not used");
             }
@@ -228,7 +229,7 @@ fn load_snapshot(
         }
     }
     space.adopt(std::iter::empty());
-    (Tables::default(), None)
+    (Tables::default(), None, Chain::default())
 }
 
 /// The last place at or below `position` that is known to begin a frame: itself, or its segment's base.
@@ -279,7 +280,7 @@ fn lost_by_power_cut(
     let lost = fenced || (!end.clean && writer.boot_id != options.boot_id);
     let mut changes = Vec::new();
     if lost {
-        for (key, until) in writer.reserved {
+        for (key, Reserved { until, .. }) in writer.reserved {
             let Some(queue) = tables.queue(key) else { continue };
             let next = queue.next();
             if until > next {
@@ -341,7 +342,10 @@ impl Replay<'_> {
             tag_hash: header.tag_hash,
             store_ms: header.store_ms,
         };
-        queue.replay(self.space, header.offset, &entry, header.flags & RELOCATED != 0)?;
+        if queue.replay(self.space, header.offset, &entry, header.flags & RELOCATED != 0)? {
+            // Also what the snapshot should have known and did not.
+            queue.touch(record.position.max(self.known));
+        }
         self.keys.insert_all(record.position, record.hashes());
         Ok(())
     }
@@ -370,11 +374,12 @@ impl Sink for Replay<'_> {
         }
     }
 
-    fn lost_message(&mut self, header: &RecordHeader) {
+    fn lost_message(&mut self, position: u64, header: &RecordHeader) {
         let key = QueueKey { topic: TopicId(header.topic), queue: header.queue };
         if header.kind == RecordKind::Message
             && let Some(queue) = self.tables.queue_at_recovery(key)
         {
+            queue.touch(position.max(self.known));
             queue.lose_up_to(header.offset + 1);
         }
     }

@@ -16,8 +16,9 @@ use super::{
     index::Lookup,
     segment::{HEADER_BYTES, Segment},
     shard::Shard,
+    tables::Writer,
 };
-use crate::model::QueueKey;
+use crate::model::{GroupId, LogPosition, QueueKey, TopicId};
 
 /// Wall clock and monotonic clock may drift apart this far before retention by age waits.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(600);
@@ -335,60 +336,94 @@ fn copy_messages(
     Ok((records.len(), pending))
 }
 
-/// Appends the newest record of everything whose newest record stands in the segment again. What that is
-/// is decided under the log's lock, so that no older value can follow a newer one.
-fn copy_state(shard: &Arc<Shard>, segment: &Segment) -> Result<super::Pending, String> {
-    loop {
-        let appended = shard.transact::<bool, ()>(Purpose::State, |tx| {
-            let mut changes = live_state(shard, segment);
-            let more = changes.len() > FRAME_CHANGES;
-            changes.truncate(FRAME_CHANGES);
-            let writer = shard.tables.writer();
-            let version = env!("CARGO_PKG_VERSION").to_owned();
-            tx.change(Change::Opened { epoch: writer.epoch, boot_id: writer.boot_id, version });
-            for (queue, until) in writer.reserved {
-                tx.change(Change::Reserved { queue, until });
-            }
-            changes.into_iter().for_each(|change| tx.change(change));
-            Ok(more)
-        });
-        let (more, pending) = appended.map_err(|error| format!("{error:?}"))?;
-        if !more {
-            return Ok(pending);
-        }
-    }
+/// Something whose newest record may stand in the segment that is to go.
+enum Live {
+    Topic(TopicId),
+    Bounds(QueueKey),
+    Group(GroupId),
+    Progress(GroupId, QueueKey),
+    Reserved(QueueKey),
 }
 
-/// The newest record of everything whose newest record stands in the segment.
-fn live_state(shard: &Shard, segment: &Segment) -> Vec<Change> {
+/// Appends the newest record of everything whose newest record stands in the segment again. What that may
+/// be is collected beside the writer; what it is, is decided under the log's lock, a bounded part at a
+/// time, so that no older value can follow a newer one.
+fn copy_state(shard: &Arc<Shard>, segment: &Segment) -> Result<super::Pending, String> {
+    let opened = shard.transact::<(), ()>(Purpose::State, |tx| {
+        let Writer { epoch, boot_id, .. } = shard.tables.writer();
+        tx.change(Change::Opened { epoch, boot_id, version: env!("CARGO_PKG_VERSION").to_owned() });
+        Ok(())
+    });
+    let ((), mut last) = opened.map_err(|error| format!("{error:?}"))?;
+    for part in live_state(shard, segment).chunks(FRAME_CHANGES) {
+        let appended = shard.transact::<(), ()>(Purpose::State, |tx| {
+            part.iter().filter_map(|live| newest(shard, segment, live)).for_each(|change| tx.change(change));
+            Ok(())
+        });
+        last = appended.map_err(|error| format!("{error:?}"))?.1;
+    }
+    Ok(last)
+}
+
+/// Everything whose newest record stands in the segment, or did a moment ago.
+fn live_state(shard: &Shard, segment: &Segment) -> Vec<Live> {
     let here = |position: u64| (segment.base..segment.end()).contains(&position);
-    let mut changes = Vec::new();
+    let mut live = Vec::new();
     for topic in shard.tables.topics() {
         if here(topic.position.0) {
-            let (id, name, settings, map) = (topic.id, topic.name.clone(), topic.settings.clone(), topic.map);
-            changes.push(Change::Topic { id, name, settings, map });
+            live.push(Live::Topic(topic.id));
         }
-        for queue in topic.all_queues().filter(|queue| queue.next() > 0) {
-            // Without a record of its bounds a queue lives on its messages, the newest of which may go.
-            if queue.bounds_position() < segment.end() {
-                let lost = queue.index().read().holes(queue.start());
-                let (start, end) = (queue.start(), queue.next());
-                changes.push(Change::Bounds { queue: queue.key(), start, end, lost });
-            }
-        }
+        let bounds = topic.all_queues().filter(|queue| needs_bounds(queue, segment));
+        live.extend(bounds.map(|queue| Live::Bounds(queue.key())));
     }
     for group in shard.tables.groups() {
         if here(group.position.0) {
-            let (id, name, settings) = (group.id, group.name.clone(), group.settings.clone());
-            changes.push(Change::Group { id, name, settings });
+            live.push(Live::Group(group.id));
         }
         let old = group.progress().into_iter().filter(|(_, committed)| here(committed.position.0));
-        let offsets: Vec<(QueueKey, u64)> = old.map(|(queue, committed)| (queue, committed.offset)).collect();
-        for part in offsets.chunks(FRAME_CHANGES) {
-            changes.push(Change::Progress { group: group.id, offsets: part.to_vec() });
+        live.extend(old.map(|(queue, _)| Live::Progress(group.id, queue)));
+    }
+    let reserved = shard.tables.writer().reserved;
+    live.extend(
+        reserved.into_iter().filter(|(_, at)| here(at.position)).map(|(queue, _)| Live::Reserved(queue)),
+    );
+    live
+}
+
+/// Without a record of its bounds a queue lives on its messages, the newest of which may go.
+fn needs_bounds(queue: &Queue, segment: &Segment) -> bool {
+    queue.next() > 0 && queue.bounds_position() < segment.end()
+}
+
+/// The record that says of it what is now so; `None` when a newer one stands behind the segment already.
+fn newest(shard: &Shard, segment: &Segment, live: &Live) -> Option<Change> {
+    let here = |position: LogPosition| (segment.base..segment.end()).contains(&position.0);
+    match *live {
+        Live::Topic(id) => {
+            let topic = shard.tables.topic_by_id(id).filter(|topic| here(topic.position))?;
+            let (name, settings, map) = (topic.name.clone(), topic.settings.clone(), topic.map);
+            Some(Change::Topic { id, name, settings, map })
+        }
+        Live::Bounds(key) => {
+            let queue = shard.tables.queue(key).filter(|queue| needs_bounds(queue, segment))?;
+            let lost = queue.index().read().holes(queue.start());
+            Some(Change::Bounds { queue: key, start: queue.start(), end: queue.next(), lost })
+        }
+        Live::Group(id) => {
+            let group = shard.tables.group_by_id(id).filter(|group| here(group.position))?;
+            let (name, settings) = (group.name.clone(), group.settings.clone());
+            Some(Change::Group { id, name, settings })
+        }
+        Live::Progress(id, queue) => {
+            let group = shard.tables.group_by_id(id)?;
+            let committed = group.committed(queue).filter(|committed| here(committed.position))?;
+            Some(Change::Progress { group: id, offsets: vec![(queue, committed.offset)] })
+        }
+        Live::Reserved(queue) => {
+            let reserved = shard.tables.reserved(queue).filter(|at| here(LogPosition(at.position)))?;
+            Some(Change::Reserved { queue, until: reserved.until })
         }
     }
-    changes
 }
 
 fn remove(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {

@@ -22,7 +22,7 @@ pub trait Sink {
     /// An intact record.
     fn record(&mut self, record: &Record<'_>);
     /// A message whose place is known but whose payload is damaged.
-    fn lost_message(&mut self, header: &RecordHeader);
+    fn lost_message(&mut self, position: u64, header: &RecordHeader);
     /// A damaged stretch of the log, in a file.
     fn damage(&mut self, file: String, begin: u64, end: u64, text: &str);
     /// How far the scan is.
@@ -223,7 +223,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                 Err((Bad::Damaged, Some(header))) => {
                     let end = position + header.total() as u64;
                     self.sink.damage(file.clone(), position, end, "a record's payload is damaged");
-                    self.sink.lost_message(&header);
+                    self.sink.lost_message(position, &header);
                     at += header.total();
                 }
                 Err((Bad::Damaged, None)) => {

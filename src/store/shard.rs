@@ -25,9 +25,10 @@ use super::{
     progress::Progress,
     recent::Recent,
     segment::{Segment, Segments},
+    snapshot::Chain,
     tables::Tables,
 };
-use crate::runtime::Clock;
+use crate::{model::QueueKey, runtime::Clock};
 
 /// Damaged places remembered one by one; more are only counted.
 const MAX_DAMAGE: usize = 100;
@@ -65,6 +66,10 @@ pub(super) struct Shard {
     /// Everything below is indexed.
     pub dispatched: AtomicU64,
     pub snapshot_position: AtomicU64,
+    /// Queues whose index was found damaged and has to be rebuilt. Each is in it once.
+    pub damaged_indexes: Mutex<Vec<QueueKey>>,
+    /// The newest snapshot. The keeper's.
+    pub chain: Mutex<Chain>,
     pub recovery_ms: AtomicU64,
     pub space_left: SpaceLeft,
     preparing: Mutex<Preparing>,
@@ -125,6 +130,7 @@ pub(super) struct Recovered {
     pub inner: Inner,
     pub damage: Vec<Damage>,
     pub snapshot_position: u64,
+    pub chain: Chain,
 }
 
 impl Shard {
@@ -137,7 +143,7 @@ impl Shard {
         recovered: Recovered,
         lock: Box<dyn Send + Sync>,
     ) -> Arc<Self> {
-        let Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position } =
+        let Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position, chain } =
             recovered;
         let end = inner.end;
         let shard = Self {
@@ -161,6 +167,8 @@ impl Shard {
             written: AtomicU64::new(end),
             dispatched: AtomicU64::new(end),
             snapshot_position: AtomicU64::new(snapshot_position),
+            damaged_indexes: Mutex::default(),
+            chain: Mutex::new(chain),
             recovery_ms: AtomicU64::new(0),
             space_left: SpaceLeft::default(),
             preparing: Mutex::default(),

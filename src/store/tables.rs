@@ -4,9 +4,12 @@
 //! entity remembers where its newest record stands, so that seeing a record twice does no harm and
 //! retention knows what must be copied forward.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::{
     change::Change,
@@ -91,7 +94,7 @@ impl Group {
         self.progress.read().get(&queue).copied()
     }
 
-    /// Progress on all queues, in no order.
+    /// Progress on all queues.
     pub fn progress(&self) -> Vec<(QueueKey, Committed)> {
         self.progress.read().iter().map(|(&queue, &committed)| (queue, committed)).collect()
     }
@@ -103,6 +106,15 @@ pub(super) struct Tables {
     topics: RwLock<Topics>,
     groups: RwLock<Groups>,
     writer: RwLock<Writer>,
+    /// What was deleted since the newest snapshot, with the place of the record that says so.
+    gone: Mutex<Vec<(u64, Gone)>>,
+}
+
+/// What was deleted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gone {
+    Topic(TopicId),
+    Group(GroupId),
 }
 
 /// What the log says of its latest writer.
@@ -113,7 +125,15 @@ pub(super) struct Writer {
     /// It ended cleanly, and nothing came after.
     pub closed: bool,
     /// Offsets that readers of async queues may have seen.
-    pub reserved: HashMap<QueueKey, u64>,
+    pub reserved: HashMap<QueueKey, Reserved>,
+}
+
+/// Offsets of a queue that its writer may have shown before they were durable.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reserved {
+    pub until: u64,
+    /// Where the record of it stands.
+    pub position: u64,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +152,8 @@ struct Groups {
     unknown: HashMap<GroupId, Progress>,
 }
 
-type Progress = Arc<RwLock<HashMap<QueueKey, Committed>>>;
+/// In the order of topics, so that what belongs to one is found without looking at all.
+type Progress = Arc<RwLock<BTreeMap<QueueKey, Committed>>>;
 
 impl Tables {
     pub fn topic(&self, name: &TopicName) -> Option<Arc<Topic>> {
@@ -149,6 +170,10 @@ impl Tables {
 
     pub fn group(&self, name: &GroupName) -> Option<Arc<Group>> {
         self.groups.read().by_name.get(name).cloned()
+    }
+
+    pub fn group_by_id(&self, id: GroupId) -> Option<Arc<Group>> {
+        self.groups.read().by_id.get(&id).cloned()
     }
 
     pub fn groups(&self) -> Vec<Arc<Group>> {
@@ -221,8 +246,9 @@ impl Tables {
             Change::Closed => self.writer.write().closed = true,
             Change::Reserved { queue, until } => {
                 let mut writer = self.writer.write();
-                let reserved = writer.reserved.entry(*queue).or_insert(0);
-                *reserved = (*reserved).max(*until);
+                let reserved = writer.reserved.entry(*queue).or_default();
+                reserved.until = reserved.until.max(*until);
+                reserved.position = reserved.position.max(position.0);
             }
             Change::Topic { id, name, settings, map } => {
                 self.put_topic(space, *id, name, settings, *map, position);
@@ -240,6 +266,11 @@ impl Tables {
     /// What the log says of its latest writer.
     pub fn writer(&self) -> Writer {
         self.writer.read().clone()
+    }
+
+    /// What the latest writer has reserved of a queue.
+    pub fn reserved(&self, queue: QueueKey) -> Option<Reserved> {
+        self.writer.read().reserved.get(&queue).copied()
     }
 
     /// From a snapshot.
@@ -283,6 +314,7 @@ impl Tables {
         }
         let retired = queues.split_off(settings.queues as usize);
         for queue in &retired {
+            queue.touch(position.0);
             queue.set_start(space, queue.next());
         }
         let topic = Arc::new(Topic {
@@ -317,12 +349,28 @@ impl Tables {
             }
             topic
         };
+        self.gone.lock().push((position.0, Gone::Topic(id)));
         for queue in gone.all_queues() {
             queue.clear(space);
         }
+        let key = |queue| QueueKey { topic: id, queue };
         for group in self.groups() {
-            group.progress.write().retain(|queue, _| queue.topic != id);
+            group.progress.write().extract_if(key(0)..=key(u32::MAX), |_, _| true).for_each(drop);
         }
+        let mut writer = self.writer.write();
+        for queue in gone.all_queues() {
+            writer.reserved.remove(&queue.key());
+        }
+    }
+
+    /// What was deleted by records at or behind `since`, or at least since the newest snapshot.
+    pub fn gone(&self, since: u64) -> Vec<Gone> {
+        self.gone.lock().iter().filter(|(position, _)| *position >= since).map(|(_, gone)| *gone).collect()
+    }
+
+    /// A snapshot without what was deleted before `position` is durable.
+    pub fn forget_gone(&self, position: u64) {
+        self.gone.lock().retain(|(at, _)| *at >= position);
     }
 
     fn put_group(&self, id: GroupId, name: &GroupName, settings: &GroupSettings, position: LogPosition) {
@@ -351,6 +399,7 @@ impl Tables {
         if groups.by_name.get(&group.name).is_some_and(|named| named.id == id) {
             groups.by_name.remove(&group.name);
         }
+        self.gone.lock().push((position.0, Gone::Group(id)));
     }
 
     fn put_progress(&self, id: GroupId, offsets: &[(QueueKey, u64)], position: LogPosition) {
@@ -371,6 +420,7 @@ impl Tables {
         if queue.bounds_position() > position.0 {
             return;
         }
+        queue.touch(position.0);
         queue.set_bounds_position(position.0);
         queue.set_start(space, start);
         queue.set_end(end);

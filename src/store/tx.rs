@@ -460,7 +460,7 @@ impl<'a> Tx<'a> {
             epoch: self.inner.epoch,
             records: u16::try_from(self.records).unwrap_or(u16::MAX),
         };
-        let Inner { group, .. } = &mut *self.inner;
+        let Inner { group, reservations, .. } = &mut *self.inner;
         if let Some(place) =
             group.pieces.last_mut().and_then(|piece| piece.bytes.get_mut(start..start + FRAME_HEADER))
         {
@@ -476,6 +476,7 @@ impl<'a> Tx<'a> {
             self.shard.tables.apply(&self.shard.space, change, position + at);
             if let Change::TopicDeleted { id } = change {
                 group.deleted.push(*id);
+                reservations.retain(|queue, _| queue.topic != *id);
             }
         }
         for batch in &self.batches {
