@@ -33,6 +33,9 @@ use crate::{
 
 /// An idle log gets its durable mark after this time.
 const IDLE_MARK: Duration = Duration::from_millis(50);
+/// The next segment is made when this part of the one in use is full: filling a file with zeros takes longer
+/// than half a segment lasts at full speed.
+const PREPARE_AT: u64 = 16;
 /// Sends are refused when the oldest one waits longer than this.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
@@ -253,10 +256,10 @@ impl Shard {
             let pad = pad.encode(self.seed);
             self.push_raw(inner, base, &pad);
         }
-        let capacity = self.next_capacity(end);
+        let capacity = self.next_capacity(inner.segment);
         inner.segment = (end, end + capacity);
         inner.end = end;
-        self.want_segment(end, inner.epoch);
+        self.want_segment(end, capacity, inner.epoch);
     }
 
     /// Appends a frame without records.
@@ -421,8 +424,8 @@ impl Shard {
                     self.hand_on(&mut inner);
                 }
                 let (base, limit) = inner.segment;
-                if inner.end - base >= (limit - base) / 2 {
-                    self.want_segment(limit, inner.epoch);
+                if inner.end - base >= (limit - base) / PREPARE_AT {
+                    self.want_segment(limit, self.next_capacity(inner.segment), inner.epoch);
                 }
             }
             Err(error) => self.fence(&mut inner, "writing the log", &error),
@@ -595,14 +598,8 @@ impl Shard {
     }
 
     /// What a new segment's header says.
-    pub(super) fn segment_header(&self, base: u64, epoch: u32) -> SegmentHeader {
-        SegmentHeader {
-            shard_id: self.shard_id,
-            base,
-            capacity: self.next_capacity(base),
-            epoch,
-            shard: self.options.shard.clone(),
-        }
+    pub(super) fn segment_header(&self, base: u64, capacity: u64, epoch: u32) -> SegmentHeader {
+        SegmentHeader { shard_id: self.shard_id, base, capacity, epoch, shard: self.options.shard.clone() }
     }
 }
 

@@ -36,7 +36,7 @@ const COPY_BYTES: usize = HEADER_BYTES as usize / 2;
 const CRC_AT: usize = COPY_BYTES - 4;
 const MAGIC: [u8; 7] = *b"HFSEGMT";
 /// Zeros are written in pieces of this size, each given to the device before the next.
-const FILL_BYTES: u64 = 1 << 20;
+const FILL_BYTES: u64 = 4 << 20;
 
 /// What a segment's header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,6 +247,8 @@ impl Segments {
             let piece = (bytes - at).min(FILL_BYTES);
             file.write_at(zeros.get(..piece as usize).unwrap_or(&zeros), at)?;
             file.start_writeback(at, piece);
+            // Two pieces at a time: the log's own syncs would wait behind all that is on its way.
+            file.finish_writeback(at.saturating_sub(FILL_BYTES), FILL_BYTES);
             at += piece;
         }
         file.sync_data()

@@ -36,6 +36,8 @@ const MAX_DAMAGE: usize = 100;
 const PREPARE_RETRY: Duration = Duration::from_millis(500);
 /// How often the keeper looks for work.
 const KEEPER_TICK: Duration = Duration::from_millis(200);
+/// A segment is at most so many times as large as the one before.
+const SEGMENT_GROWTH: u64 = 4;
 /// Room in the last segment that sends leave to commits, deletions and copying forward when no next
 /// segment can be made: an eighth, at most this.
 const SPARE_BYTES: u64 = 4 << 20;
@@ -105,8 +107,8 @@ pub(super) struct SpaceLeft {
 /// Segments to be made.
 #[derive(Debug, Default)]
 struct Preparing {
-    /// By base, with the epoch of whoever asked.
-    wanted: BTreeMap<u64, u32>,
+    /// By base: the capacity, and the epoch of whoever asked.
+    wanted: BTreeMap<u64, (u64, u32)>,
     /// There was no space for the last one; it is tried again.
     no_space: bool,
     /// Why none can be made any more.
@@ -269,19 +271,22 @@ impl Shard {
         *self.stop.lock()
     }
 
-    /// Capacity of the segment that begins at `base`, made or to be made.
-    pub fn next_capacity(&self, base: u64) -> u64 {
-        self.segments.get(base).map_or(self.options.segment_bytes, |segment| segment.capacity)
+    /// Capacity of the segment behind `segment` (base and end), made or to be made. A small one is followed by
+    /// one that is a few times larger, which is ready before a burst has filled the first.
+    pub fn next_capacity(&self, segment: (u64, u64)) -> u64 {
+        let (base, end) = segment;
+        let grown = end.saturating_sub(base).saturating_mul(SEGMENT_GROWTH);
+        self.segments.get(end).map_or(grown.min(self.options.segment_bytes), |segment| segment.capacity)
     }
 
     /// Has the segment at `base` made, unless there is one.
-    pub fn want_segment(&self, base: u64, epoch: u32) {
+    pub fn want_segment(&self, base: u64, capacity: u64, epoch: u32) {
         // Looked at under the lock: made in between, it would be made again, over what is written in it.
         let mut preparing = self.preparing.lock();
         if self.segments.get(base).is_some() {
             return;
         }
-        if preparing.wanted.insert(base, epoch).is_none() {
+        if preparing.wanted.insert(base, (capacity, epoch)).is_none() {
             self.prepared.notify_all();
         }
     }
@@ -309,11 +314,11 @@ impl Shard {
             if preparing.stop {
                 return;
             }
-            let Some((&base, &epoch)) = preparing.wanted.first_key_value() else {
+            let Some((&base, &(capacity, epoch))) = preparing.wanted.first_key_value() else {
                 self.prepared.wait(&mut preparing);
                 continue;
             };
-            let header = self.segment_header(base, epoch);
+            let header = self.segment_header(base, capacity, epoch);
             let made = parking_lot::MutexGuard::unlocked(&mut preparing, || self.segments.prepare(&header));
             match made {
                 Ok(_) => {

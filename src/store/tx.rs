@@ -340,7 +340,7 @@ impl<'a> Tx<'a> {
         let header = if self.frame.is_none() { FRAME_HEADER } else { 0 };
         let wanted = frame + header + bytes;
         if self.inner.end + wanted as u64 > self.inner.segment.1 {
-            let limit = self.shard.next_capacity(self.inner.segment.1);
+            let limit = self.shard.next_capacity(self.inner.segment);
             if wanted as u64 > limit {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX);
                 self.error = Some(StoreError::TooLarge { bytes: wanted, limit });

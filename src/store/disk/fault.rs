@@ -365,6 +365,10 @@ impl DiskFile for FaultFile {
         self.inner.start_writeback(at, len);
     }
 
+    fn finish_writeback(&self, at: u64, len: u64) {
+        self.inner.finish_writeback(at, len);
+    }
+
     fn map(&self) -> io::Result<Arc<dyn Region>> {
         self.meet(Operation::Map)?;
         let inner = self.inner.map()?;

@@ -744,6 +744,8 @@ impl DiskFile for MemoryFile {
 
     fn start_writeback(&self, _at: u64, _len: u64) {}
 
+    fn finish_writeback(&self, _at: u64, _len: u64) {}
+
     fn map(&self) -> io::Result<Arc<dyn Region>> {
         let len = usize::try_from(self.len()?).map_err(io::Error::other)?;
         let file = Self { machine: Arc::clone(&self.machine), link: self.link.clone() };

@@ -78,6 +78,10 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Asks for write-back of this range to begin; a hint for pacing, no promise.
     fn start_writeback(&self, at: u64, len: u64);
 
+    /// As [`DiskFile::start_writeback`], and waits for its end, so that whoever fills a file leaves the device
+    /// to others in between. No promise either.
+    fn finish_writeback(&self, at: u64, len: u64);
+
     /// Maps the whole file into memory. The file must keep its length from now on.
     fn map(&self) -> io::Result<Arc<dyn Region>>;
 }

@@ -144,20 +144,36 @@ impl DiskFile for RealFile {
         self.0.sync_data()
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "there is no such call"))]
     fn start_writeback(&self, at: u64, len: u64) {
-        let (Ok(at), Ok(len)) = (at.try_into(), len.try_into()) else { return };
-        // SAFETY: takes no memory of ours; the descriptor is open as long as `self` is. It is a hint: what goes
-        // wrong shows at the sync.
-        unsafe { libc::sync_file_range(self.0.as_raw_fd(), at, len, libc::SYNC_FILE_RANGE_WRITE) };
+        #[cfg(target_os = "linux")]
+        sync_file_range(&self.0, at, len, libc::SYNC_FILE_RANGE_WRITE);
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn start_writeback(&self, _at: u64, _len: u64) {}
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "there is no such call"))]
+    fn finish_writeback(&self, at: u64, len: u64) {
+        #[cfg(target_os = "linux")]
+        sync_file_range(
+            &self.0,
+            at,
+            len,
+            libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                | libc::SYNC_FILE_RANGE_WRITE
+                | libc::SYNC_FILE_RANGE_WAIT_AFTER,
+        );
+    }
 
     fn map(&self) -> io::Result<Arc<dyn Region>> {
         Ok(Arc::new(Map(MmapOptions::new().map_raw(&self.0)?)))
     }
+}
+
+#[cfg(target_os = "linux")]
+fn sync_file_range(file: &File, at: u64, len: u64, flags: libc::c_uint) {
+    let (Ok(at), Ok(len)) = (at.try_into(), len.try_into()) else { return };
+    // SAFETY: takes no memory of ours; the descriptor is open as long as `file` is. It is a hint: what goes
+    // wrong shows at the sync.
+    unsafe { libc::sync_file_range(file.as_raw_fd(), at, len, flags) };
 }
 
 #[derive(Debug)]
