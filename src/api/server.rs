@@ -63,6 +63,10 @@ const DEALT: usize = 256;
 const BLOCKING_THREADS: usize = 64;
 /// A pause after an accept that failed, most likely for want of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long clients may take to get their last answers and to close, at a stop.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How often it is looked, at a stop, whether calls are running.
+const CALLS_LOOK: Duration = Duration::from_millis(10);
 /// How long blocking work may take to end after the grace of a stop.
 const LAST_WORK: Duration = Duration::from_secs(1);
 /// Services whose health is reported; the empty name stands for all of them.
@@ -168,9 +172,19 @@ impl Server {
         self.stop.cancel();
         self.broker.stop();
         self.connections.close();
-        if timeout(grace, self.connections.wait()).await.is_err() {
+        let over = async {
+            select! {
+                () = sleep(grace) => {}
+                () = farewell(&self.metrics.calls) => {}
+            }
+        };
+        let all_gone = select! {
+            () = self.connections.wait() => true,
+            () = over => false,
+        };
+        if !all_gone {
             let left = self.connections.len();
-            tracing::warn!(left, "connections were cut at the end of the grace period");
+            tracing::warn!(left, "connections were cut: their clients did not take leave in time");
         }
         self.kill.cancel();
         let threads = std::mem::take(&mut self.threads);
@@ -181,6 +195,15 @@ impl Server {
             tracing::error!(panicked, "threads of the gRPC server ended with a panic");
         }
     }
+}
+
+/// Returns when no call has been running for a while. A client that does not take leave then, frozen or gone without
+/// a word, is not worth the grace that running calls get.
+async fn farewell(calls: &Level) {
+    while calls.get() > 0 {
+        sleep(CALLS_LOOK).await;
+    }
+    sleep(FAREWELL).await;
 }
 
 impl Drop for Server {

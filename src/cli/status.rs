@@ -112,6 +112,15 @@ fn show(shard: &ShardStatus) -> Result<(), Failure> {
     if let Some(interval) = shard.flush_interval {
         field("async", format!("synced within {}", values::span(interval)))?;
     }
+    field(
+        "start",
+        format!(
+            "{}, {} of log read in {}",
+            if shard.clean_start { "after a clean stop" } else { "after a kill or crash" },
+            values::size(shard.recovery_bytes),
+            values::span(shard.recovery_time.unwrap_or_default()),
+        ),
+    )?;
     if shard.damage_total > 0 {
         field("damage", paint(BAD, values::plural(shard.damage_total, "place", "places")))?;
         for Damage { file, begin, end, text } in &shard.damage {
@@ -151,6 +160,9 @@ struct JsonShard<'a> {
     groups: u64,
     flush_interval_seconds: Option<f64>,
     snapshot_position: u64,
+    recovery_seconds: Option<f64>,
+    recovery_bytes: u64,
+    clean_start: bool,
     damage_total: u64,
     damage: Vec<JsonDamage<'a>>,
 }
@@ -191,6 +203,9 @@ impl<'a> From<&'a ShardStatus> for JsonShard<'a> {
             groups: shard.groups,
             flush_interval_seconds: shard.flush_interval.map(|interval| interval.as_secs_f64()),
             snapshot_position: shard.snapshot_position,
+            recovery_seconds: shard.recovery_time.map(|time| time.as_secs_f64()),
+            recovery_bytes: shard.recovery_bytes,
+            clean_start: shard.clean_start,
             damage_total: shard.damage_total,
             damage: damage
                 .map(|d| JsonDamage { file: &d.file, begin: d.begin, end: d.end, text: &d.text })

@@ -223,6 +223,12 @@ pub struct ShardStatus {
     pub damage: Vec<Damage>,
     /// Number of damaged places found.
     pub damage_total: u64,
+    /// How long opening took at this start.
+    pub recovery_time: Option<Duration>,
+    /// Bytes of log that had to be read for it.
+    pub recovery_bytes: u64,
+    /// The process before ended in order.
+    pub clean_start: bool,
 }
 
 /// A damaged place.
@@ -531,6 +537,9 @@ impl From<pb::ShardStatus> for ShardStatus {
                 .map(|d| Damage { file: d.file, begin: d.begin, end: d.end, text: d.text })
                 .collect(),
             damage_total: shard.damage_total,
+            recovery_time: shard.recovery_time.and_then(|time| time.try_into().ok()),
+            recovery_bytes: shard.recovery_bytes,
+            clean_start: shard.clean_start,
         }
     }
 }

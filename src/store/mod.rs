@@ -303,6 +303,10 @@ pub struct Status {
     pub damage_total: u64,
     /// How long opening took, milliseconds.
     pub recovery_ms: u64,
+    /// Bytes of log that opening had to read.
+    pub recovery_bytes: u64,
+    /// The process before ended in order, so nothing was torn.
+    pub clean_start: bool,
 }
 
 impl Store {

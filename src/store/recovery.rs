@@ -14,7 +14,7 @@ use super::{
     queue::Queue,
     scan::{End, Scan, ScanError, Sink},
     segment::{BadHeader, FoundSegment, HEADER_BYTES, SegmentHeader, Segments},
-    shard::{Recovered, fence_mark},
+    shard::{Opening, Recovered, fence_mark},
     snapshot::{self, Chain, Snapshot},
     tables::{Reserved, Tables},
 };
@@ -108,13 +108,25 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     if !end.clean {
         rewrite_tail(&segments, &end).map_err(failed(&dir))?;
     }
+    let first = tables.writer().epoch == 0;
+    let opening = Opening { bytes: end.position.saturating_sub(from), clean: end.clean || first };
     let changes = lost_by_power_cut(options, disk, &tables, &end)?;
     let segment = place_end(options, &segments, shard_id, &mut end).map_err(failed(&dir))?;
     keys.cut(end.position).map_err(failed(&path))?;
     let inner = Inner::new(end.position, segment, end.epoch.saturating_add(1), end.store_ms);
     let snapshot_position = snapshot.map_or(0, |snapshot| snapshot.position);
-    let recovered =
-        Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position, chain };
+    let recovered = Recovered {
+        shard_id,
+        segments,
+        tables,
+        space,
+        keys,
+        inner,
+        damage,
+        snapshot_position,
+        chain,
+        opening,
+    };
     Ok(Opened { recovered, changes })
 }
 

@@ -72,6 +72,7 @@ pub(super) struct Shard {
     pub damaged_indexes: Mutex<Vec<QueueKey>>,
     /// The newest snapshot. The keeper's.
     pub chain: Mutex<Chain>,
+    pub opening: Opening,
     pub recovery_ms: AtomicU64,
     pub space_left: SpaceLeft,
     preparing: Mutex<Preparing>,
@@ -133,6 +134,16 @@ pub(super) struct Recovered {
     pub damage: Vec<Damage>,
     pub snapshot_position: u64,
     pub chain: Chain,
+    pub opening: Opening,
+}
+
+/// What a start had to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    /// Bytes of log that were read.
+    pub bytes: u64,
+    /// The writer before ended in order.
+    pub clean: bool,
 }
 
 impl Shard {
@@ -145,8 +156,18 @@ impl Shard {
         recovered: Recovered,
         lock: Box<dyn Send + Sync>,
     ) -> Arc<Self> {
-        let Recovered { shard_id, segments, tables, space, keys, inner, damage, snapshot_position, chain } =
-            recovered;
+        let Recovered {
+            shard_id,
+            segments,
+            tables,
+            space,
+            keys,
+            inner,
+            damage,
+            snapshot_position,
+            chain,
+            opening,
+        } = recovered;
         let end = inner.end;
         let shard = Self {
             recent: Recent::new(options.recent_bytes),
@@ -171,6 +192,7 @@ impl Shard {
             snapshot_position: AtomicU64::new(snapshot_position),
             damaged_indexes: Mutex::default(),
             chain: Mutex::new(chain),
+            opening,
             recovery_ms: AtomicU64::new(0),
             space_left: SpaceLeft::default(),
             preparing: Mutex::default(),
@@ -264,6 +286,8 @@ impl Shard {
             damage,
             damage_total,
             recovery_ms: self.recovery_ms.load(Ordering::Relaxed),
+            recovery_bytes: self.opening.bytes,
+            clean_start: self.opening.clean,
         }
     }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod raw;
+
 use std::{
     fs::{self, File},
     io,

@@ -19,6 +19,7 @@ mod query;
 mod restart;
 mod send;
 mod send_limits;
+mod shutdown;
 mod stream;
 mod topics;
 mod wire;

@@ -362,6 +362,9 @@ pub(super) fn shard(shard: broker::Status) -> v1::ShardStatus {
         snapshot_position: shard.snapshot_position,
         damage: shard.damage.into_iter().map(damage).collect(),
         damage_total: shard.damage_total,
+        recovery_time: Some(to_duration(Duration::from_millis(shard.recovery_ms))),
+        recovery_bytes: shard.recovery_bytes,
+        clean_start: shard.clean_start,
     }
 }
 
