@@ -29,6 +29,7 @@ mod store;
 mod topic;
 mod values;
 
+pub use bench::probe;
 pub use exit::{Exit, Failure};
 pub use output::Format;
 

@@ -5,12 +5,16 @@
 
 mod cpu;
 mod meter;
-mod probe;
+pub mod probe;
 mod pull;
 mod roundtrip;
 mod send;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -23,6 +27,7 @@ use crate::{
     model::{DurabilityLevel, MAX_BATCH_BYTES, MAX_BODY_BYTES},
 };
 use meter::{Meter, Outcome};
+use probe::Probe;
 
 /// What a message takes on the wire beside its body, at most.
 const OVERHEAD_BYTES: u64 = 64;
@@ -145,7 +150,7 @@ impl Command {
 pub(super) async fn run(session: Session, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Probe { dir } => {
-            let probe = probe::measure(&dir)?;
+            let probe = probe_of(&dir)?;
             if session.is_json() {
                 output::json(&probe)?;
             } else {
@@ -216,7 +221,7 @@ where
     for _ in 1..load.connections {
         connections.push(Connection::new(session.broker.endpoint().clone())?);
     }
-    let before = load.data_dir.as_deref().map(probe::measure).transpose()?;
+    let before = load.data_dir.as_deref().map(probe_of).transpose()?;
     let rig = Arc::new(Rig {
         meter: Meter::new(load.warm_up.0, load.duration.0),
         queues: described.queues.iter().map(|queue| queue.queue).collect(),
@@ -225,7 +230,7 @@ where
         load,
     });
     let outcome = watch(session, &rig, start).await?;
-    let after = rig.load.data_dir.as_deref().map(probe::measure).transpose()?;
+    let after = rig.load.data_dir.as_deref().map(probe_of).transpose()?;
     let level = described.topic.settings.durability;
     let report = meter::Report::new(what, &rig, level, &outcome, before.zip(after));
     if session.is_json() {
@@ -272,6 +277,11 @@ where
     let cpu = cpu_begin.map(|begin| begin.until(&cpu::read(rig.load.server_pid)));
     meter.stop();
     Ok(meter.outcome(interrupted, cpu.unwrap_or_default()))
+}
+
+fn probe_of(dir: &Path) -> Result<Probe, Failure> {
+    probe::measure(dir)
+        .map_err(|error| Failure::new(Exit::Failed, format!("probe of {}: {error}", dir.display())))
 }
 
 /// What cannot be sent is said before anything is.

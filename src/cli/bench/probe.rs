@@ -11,8 +11,6 @@ use std::{
 
 use serde::Serialize;
 
-use crate::cli::{Exit, Failure};
-
 /// Size of the file.
 const FILE_BYTES: u64 = 128 << 20;
 /// A small write.
@@ -24,26 +22,33 @@ const TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Both kinds of writes.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Probe {
+pub struct Probe {
+    /// 4 KiB at a time.
     #[serde(rename = "sync_4_kib")]
-    pub(super) small: Syncs,
+    pub small: Syncs,
+    /// 1 MiB at a time.
     #[serde(rename = "sync_1_mib")]
-    pub(super) large: Syncs,
+    pub large: Syncs,
 }
 
 /// Writes of one size, each synced.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Syncs {
-    writes: u64,
-    p50_ms: f64,
-    p99_ms: f64,
-    max_ms: f64,
-    megabytes_per_second: f64,
+pub struct Syncs {
+    /// How many.
+    pub writes: u64,
+    /// Half of them took at most this long.
+    pub p50_ms: f64,
+    /// 99 of 100 took at most this long.
+    pub p99_ms: f64,
+    /// The longest.
+    pub max_ms: f64,
+    /// In 1 000 000 bytes.
+    pub megabytes_per_second: f64,
 }
 
 impl Probe {
     /// Whether two probes differ by less than a factor of two.
-    pub(super) fn agrees(&self, other: &Self) -> bool {
+    pub fn agrees(&self, other: &Self) -> bool {
         let near = |a: f64, b: f64| a <= b * 2.0 && b <= a * 2.0;
         near(self.small.p50_ms, other.small.p50_ms) && near(self.large.p50_ms, other.large.p50_ms)
     }
@@ -60,13 +65,11 @@ impl fmt::Display for Syncs {
 }
 
 /// Measures the device under `dir`; takes up to three seconds and blocks.
-pub(super) fn measure(dir: &Path) -> Result<Probe, Failure> {
+pub fn measure(dir: &Path) -> io::Result<Probe> {
     let path = dir.join(format!("holdfast-probe-{}.tmp", std::process::id()));
-    let result = File::create_new(&path).and_then(|file| {
-        let probe = try_measure(&file);
-        fs::remove_file(&path).and(probe)
-    });
-    result.map_err(|error| Failure::new(Exit::Failed, format!("probe of {}: {error}", dir.display())))
+    let file = File::create_new(&path)?;
+    let probe = try_measure(&file);
+    fs::remove_file(&path).and(probe)
 }
 
 fn try_measure(file: &File) -> io::Result<Probe> {
