@@ -348,6 +348,10 @@ impl QueueIndex {
                 Some(class) => (class + 1).min(CLASSES.len() as u8 - 1),
             };
             let place = space.allocate(class)?;
+            // Most queues stay small: room for one block, not for the four that a list begins with.
+            if self.blocks.len() == self.blocks.capacity() {
+                self.blocks.reserve_exact(self.blocks.len() / 2 + 1);
+            }
             self.blocks.push(Block { first: offset, len: 0, place, class });
         }
         let Some(block) = self.blocks.last_mut() else { return Ok(()) };

@@ -5,6 +5,7 @@
 //! before the file is removed.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -34,22 +35,34 @@ pub struct Retention {
     wall_ms: u64,
     monotonic: Duration,
     clock_warned: bool,
+    /// No message of a topic was stored before this, milliseconds; spares looking at queues that cannot have
+    /// anything to lose yet.
+    oldest: HashMap<TopicId, u64>,
 }
 
 impl Retention {
     pub fn new(shard: &Shard) -> Self {
-        Self { wall_ms: shard.clock.now_ms(), monotonic: shard.clock.monotonic(), clock_warned: false }
+        Self {
+            wall_ms: shard.clock.now_ms(),
+            monotonic: shard.clock.monotonic(),
+            clock_warned: false,
+            oldest: HashMap::new(),
+        }
     }
 
     /// Moves starts up. Answers whether a segment may be removable.
     pub fn pass(&mut self, shard: &Arc<Shard>) -> bool {
         let age_may_act = self.clocks_agree(shard);
         let mut moved = Vec::new();
-        for topic in shard.tables.topics() {
+        let topics = shard.tables.topics();
+        for topic in &topics {
             if age_may_act {
-                by_age(shard, &topic, &mut moved);
+                self.by_age(shard, topic, &mut moved);
             }
-            by_size(shard, &topic, &mut moved);
+            by_size(shard, topic, &mut moved);
+        }
+        if self.oldest.len() > topics.len() {
+            self.oldest.retain(|&id, _| shard.tables.topic_by_id(id).is_some());
         }
         by_disk_limit(shard, &mut moved);
         move_starts(shard, moved);
@@ -75,6 +88,31 @@ impl Retention {
             tracing::warn!(event = "storage.clock_jumped", apart = ?apart, "the wall clock jumped; retention by age waits until it agrees again or the broker is restarted");
         }
         agree
+    }
+
+    fn by_age(&mut self, shard: &Shard, topic: &Topic, moved: &mut Moved) {
+        let Some(age) = topic.settings.retention.age else { return };
+        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        let Some(cutoff) = shard.clock.now_ms().checked_sub(age) else { return };
+        if self.oldest.get(&topic.id).is_some_and(|&oldest| oldest >= cutoff) {
+            return;
+        }
+        // What is stored from now on is not older than this.
+        let mut oldest = shard.inner.lock().last_ms;
+        for queue in &topic.queues {
+            let (start, end) = queue.bounds();
+            let Some(first) = shard.store_ms_at(queue, start).filter(|_| start < end) else { continue };
+            if first >= cutoff {
+                oldest = oldest.min(first);
+                continue;
+            }
+            let keep_from = shard.offset_by_time(queue, cutoff, TimeBound::FirstAtOrAfter);
+            oldest = oldest.min(cutoff);
+            if keep_from > start {
+                moved.push((Arc::clone(queue), keep_from));
+            }
+        }
+        self.oldest.insert(topic.id, oldest);
     }
 
     /// Removes oldest segments in which nothing is live any more, after copying what is.
@@ -103,23 +141,6 @@ fn oldest_sealed(shard: &Shard) -> Option<Arc<Segment>> {
 }
 
 type Moved = Vec<(Arc<Queue>, u64)>;
-
-fn by_age(shard: &Shard, topic: &Topic, moved: &mut Moved) {
-    let Some(age) = topic.settings.retention.age else { return };
-    let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-    let Some(cutoff) = shard.clock.now_ms().checked_sub(age) else { return };
-    for queue in &topic.queues {
-        let (start, end) = queue.bounds();
-        // The oldest message decides whether a search is worth it.
-        if start == end || shard.store_ms_at(queue, start).is_none_or(|oldest| oldest >= cutoff) {
-            continue;
-        }
-        let keep_from = shard.offset_by_time(queue, cutoff, TimeBound::FirstAtOrAfter);
-        if keep_from > start {
-            moved.push((Arc::clone(queue), keep_from));
-        }
-    }
-}
 
 /// Drops the topic's oldest messages, whatever their queue, until it is within its size.
 fn by_size(shard: &Shard, topic: &Topic, moved: &mut Moved) {

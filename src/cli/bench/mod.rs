@@ -6,7 +6,9 @@
 mod cpu;
 mod meter;
 pub mod probe;
+mod process;
 mod pull;
+mod queues;
 mod roundtrip;
 mod send;
 
@@ -45,6 +47,9 @@ pub(super) enum Command {
     /// Send a message, wait until a waiting pull has brought it back, send the next.
     #[command(after_help = ROUNDTRIP_HELP)]
     Roundtrip(Load),
+    /// Make many topics, write to each queue, read each queue.
+    #[command(after_help = QUEUES_HELP)]
+    Queues(queues::Many),
     /// Write and sync a file: what the device gives without a broker.
     #[command(after_help = PROBE_HELP)]
     Probe {
@@ -80,6 +85,13 @@ Shows two latencies: until the sender had its OK, and until a pull that was wait
 Examples:
   holdfast bench roundtrip
   holdfast bench roundtrip --in-flight 16 --durability async";
+
+const QUEUES_HELP: &str = "\
+Shows the rate of each phase and, with --server-pid, what the broker's process holds after it.
+
+Examples:
+  holdfast bench queues --topics 10000 --queues 8 --server-pid $(pidof holdfast)
+  holdfast bench queues --topics 10000 --queues 100 --phases create";
 
 const PROBE_HELP: &str = "\
 Writes 4 KiB, then 1 MiB at a time into a file filled with zeros, each write followed by fdatasync.
@@ -142,7 +154,7 @@ impl Command {
     pub(super) fn threads(&self) -> u16 {
         match self {
             Self::Send(load) | Self::Pull(load) | Self::Roundtrip(load) => load.threads,
-            Self::Probe { .. } => 1,
+            Self::Probe { .. } | Self::Queues(_) => 1,
         }
     }
 }
@@ -159,6 +171,7 @@ pub(super) async fn run(session: Session, command: Command) -> Result<Exit, Fail
             }
             Ok(Exit::Ok)
         }
+        Command::Queues(many) => queues::run(&session, many).await,
         Command::Send(load) => measure(&session, load, "send", send::start).await,
         Command::Pull(load) => measure(&session, load, "pull", pull::start).await,
         Command::Roundtrip(load) => measure(&session, load, "roundtrip", roundtrip::start).await,

@@ -268,5 +268,6 @@ fn queue(reader: &mut Reader<'_>) -> Option<Queue> {
         let (first, len, place, class) = (reader.u64()?, reader.u64()?, reader.u32()?, reader.u8()?);
         blocks.push(Block { first, len, place, class });
     }
+    blocks.shrink_to_fit();
     Some(Queue::restore(key, start, next, bytes, bounds, QueueIndex::from_blocks(blocks)?))
 }
