@@ -1,6 +1,10 @@
 //! Where a call comes in: which method it asks for, what it may send, who answers it.
 
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http::{Method as Verb, Request, Response, StatusCode, header::CONTENT_TYPE};
 use hyper::{body::Incoming, service::Service};
@@ -10,16 +14,27 @@ use tonic_health::{pb::health_server::HealthServer, server::HealthService};
 use tower::{ServiceExt, util::BoxCloneSyncService};
 
 use super::{
-    layers::{Budget, Call, Framed, Handling, Limits, Measure, Outgoing, StopRule, grpc_timeout},
+    connection::Connection,
+    layers::{
+        AnswerBudget, Budget, Call, Framed, Handling, Limits, Measure, Outgoing, RETRY, StopRule,
+        grpc_timeout,
+    },
     metrics::Metrics,
-    native::{AdminApi, BrokerApi, Caller},
+    native::{AdminApi, BrokerApi, Caller, status},
 };
-use crate::{model::MAX_BATCH_BYTES, pb::v1::admin_server::AdminServer};
+use crate::{
+    broker::Error,
+    model::{Invalid, MAX_BATCH_BYTES},
+    pb::v1::admin_server::AdminServer,
+};
 
 /// Largest request with messages: as many bytes of messages as allowed, and what is around them.
 const SEND_BYTES: usize = MAX_BATCH_BYTES + 64 * 1024;
 /// Largest request of any other kind.
 const PLAIN_BYTES: usize = 1024 * 1024;
+
+/// What HTTP/2 counts for each header beside its name and value.
+const HEADER_OVERHEAD: usize = 32;
 
 /// One method of the API.
 pub(super) struct Method {
@@ -113,11 +128,25 @@ impl Target {
 
 type Erased = BoxCloneSyncService<Request<Framed<Incoming>>, Response<Body>, Infallible>;
 
+/// What every call has to keep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallLimits {
+    /// Most calls at once.
+    pub(super) calls: u64,
+    /// Most bytes of headers, counted as HTTP/2 does.
+    pub(super) headers: u64,
+    /// How long a request may take to arrive.
+    pub(super) request_timeout: Duration,
+}
+
 /// Everything that answers calls; one for all connections.
 pub(super) struct House {
     pub(super) metrics: Arc<Metrics>,
     /// Memory of requests that are arriving.
     pub(super) requests: Budget,
+    /// Memory of answers that have not been read.
+    pub(super) answers: AnswerBudget,
+    pub(super) limits: CallLimits,
     pub(super) broker: BrokerApi,
     pub(super) admin: AdminServer<AdminApi>,
     pub(super) health: HealthServer<HealthService>,
@@ -130,11 +159,11 @@ pub(super) struct House {
 #[derive(Clone)]
 pub(super) struct Door {
     house: Arc<House>,
-    connection: u64,
+    connection: Arc<Connection>,
 }
 
 impl Door {
-    pub(super) fn new(house: Arc<House>, connection: u64) -> Self {
+    pub(super) fn new(house: Arc<House>, connection: Arc<Connection>) -> Self {
         Self { house, connection }
     }
 
@@ -143,17 +172,20 @@ impl Door {
         let Some((index, method)) = METHODS.iter().enumerate().find(|(_, method)| method.path == path) else {
             let measure = Measure::begin(&self.house.metrics, usize::MAX);
             let text = format!("there is no method {}", path.get(..200).unwrap_or(path));
-            return Call::answered(Status::unimplemented(text).into_http(), measure);
+            return self.refuse(Status::unimplemented(text), measure);
         };
         let measure = Measure::begin(&self.house.metrics, index);
         if !is_grpc(&request) {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            return Call::answered(response, measure);
+            return Call::answered(response, measure, Arc::clone(&self.connection));
+        }
+        if let Err(error) = self.admit(&request) {
+            return self.refuse(status::of(&error), measure);
         }
         let deadline = match grpc_timeout(request.headers()) {
             Ok(timeout) => timeout.and_then(|timeout| measure.begun().checked_add(timeout)),
-            Err(status) => return Call::answered(status.into_http(), measure),
+            Err(status) => return self.refuse(status, measure),
         };
         let target = method.target;
         let handling = self.handle(target, request, deadline);
@@ -170,22 +202,55 @@ impl Door {
             | Target::Admin
             | Target::Health => None,
         };
-        Call::new(handling, measure, deadline.filter(|_| target.ends_at_deadline()), stream)
+        let deadline = deadline.filter(|_| target.ends_at_deadline());
+        Call::new(handling, measure, Arc::clone(&self.connection), deadline, stream)
+    }
+
+    fn refuse(&self, status: Status, measure: Measure) -> Call {
+        Call::answered(status.into_http(), measure, Arc::clone(&self.connection))
+    }
+
+    /// Whether there is room for one more call, and it is not too large by its headers alone.
+    fn admit(&self, request: &Request<Incoming>) -> Result<(), Error> {
+        let House { metrics, limits, answers, .. } = &*self.house;
+        let calls = metrics.calls.get();
+        if calls > limits.calls {
+            metrics.rejections.add(1);
+            let (what, key) = ("calls are running", "api.calls_max");
+            return Err(Error::Busy { what, key, seen: calls, limit: limits.calls, retry: RETRY });
+        }
+        answers.admit(&self.connection)?;
+        let headers = request.headers().iter().fold(0_u64, |sum, (name, value)| {
+            let bytes = name.as_str().len().saturating_add(value.len()).saturating_add(HEADER_OVERHEAD);
+            sum.saturating_add(bytes as u64)
+        });
+        if headers > limits.headers {
+            let problem = format!(
+                "have {headers} bytes, over the limit of {} (`api.headers_max`); send less metadata",
+                limits.headers
+            );
+            return Err(Invalid::new("headers", problem).into());
+        }
+        Ok(())
     }
 
     fn handle(&self, target: Target, request: Request<Incoming>, deadline: Option<Instant>) -> Handling {
-        let framed = |body| Framed::new(body, target.limits(), &self.house.requests, deadline);
+        let within = self.house.limits.request_timeout;
+        let framed = |body| Framed::new(body, target.limits(), &self.house.requests, deadline, within);
         let broker = || self.house.broker.clone();
         match target {
             Target::Send => Box::pin(broker().send(framed(request.into_body()))),
             Target::SendStream => Box::pin(broker().send_stream(framed(request.into_body()))),
             Target::Pull => {
-                let caller = Caller { connection: self.connection, deadline };
+                let caller = Caller { connection: Arc::clone(&self.connection), deadline };
                 Box::pin(broker().pull(framed(request.into_body()), caller))
             }
             Target::CommitOffsets => Box::pin(broker().commit_offsets(framed(request.into_body()))),
             Target::GetOffsets => Box::pin(broker().get_offsets(framed(request.into_body()))),
-            Target::QueryMessages => Box::pin(broker().query_messages(framed(request.into_body()))),
+            Target::QueryMessages => {
+                let connection = Arc::clone(&self.connection);
+                Box::pin(broker().query_messages(framed(request.into_body()), connection))
+            }
             Target::Admin => answer(self.house.admin.clone().oneshot(request.map(framed))),
             Target::Health | Target::HealthWatch => {
                 answer(self.house.health.clone().oneshot(request.map(framed)))

@@ -14,7 +14,10 @@ use opentelemetry::{
     metrics::{Counter, Histogram, Meter},
 };
 
-use super::door::METHODS;
+use super::{
+    connection::{Ended, TurnedAway},
+    door::METHODS,
+};
 
 /// Bounds of the duration histogram in seconds: those of the semantic conventions, and three finer ones.
 const DURATIONS: [f64; 17] =
@@ -66,6 +69,40 @@ impl Level {
     }
 }
 
+/// Counts by reason; the reasons are a closed list.
+#[derive(Clone, Debug)]
+pub(super) struct Reasons(Arc<[(&'static str, AtomicU64)]>);
+
+impl Reasons {
+    fn new(meter: &Meter, name: &'static str, text: &'static str, reasons: &[&'static str]) -> Self {
+        let counts: Arc<[_]> = reasons.iter().map(|&reason| (reason, AtomicU64::new(0))).collect();
+        let shown = Self(Arc::clone(&counts));
+        meter
+            .u64_observable_counter(name)
+            .with_unit("{connection}")
+            .with_description(text)
+            .with_callback(move |observer| {
+                for (reason, count) in shown.list() {
+                    observer.observe(count, &[KeyValue::new("reason", reason)]);
+                }
+            })
+            .build();
+        Self(counts)
+    }
+
+    /// One more for the reason with this number.
+    pub(super) fn count(&self, reason: usize) {
+        if let Some((_, count)) = self.0.get(reason) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All reasons with their counts.
+    pub(super) fn list(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.0.iter().map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
+    }
+}
+
 /// The instruments of the room.
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -78,8 +115,10 @@ pub(super) struct Metrics {
     logged: AtomicU64,
     /// Panics of handlers that were caught; must stay 0.
     pub(super) panics: Counter<u64>,
-    /// Connections closed as they came because there were too many.
-    pub(super) refused_connections: Counter<u64>,
+    /// Connections closed as they came.
+    pub(super) refused_connections: Reasons,
+    /// Connections that have ended.
+    pub(super) closed_connections: Reasons,
     /// Calls refused because the node had too much in its hands.
     pub(super) rejections: Level,
     /// Connections now.
@@ -88,7 +127,7 @@ pub(super) struct Metrics {
     pub(super) calls: Level,
     /// Bytes of requests that are still arriving.
     pub(super) request_bytes: Level,
-    /// Bytes of messages on their way to clients.
+    /// Bytes of answers on their way to clients.
     pub(super) answer_bytes: Level,
 }
 
@@ -122,11 +161,18 @@ impl Metrics {
                 .u64_counter("holdfast.rpc.panics")
                 .with_description("Panics of handlers that were caught; each is a bug")
                 .build(),
-            refused_connections: meter
-                .u64_counter("holdfast.connections.refused")
-                .with_unit("{connection}")
-                .with_description("Connections closed as they came because there were too many")
-                .build(),
+            refused_connections: Reasons::new(
+                meter,
+                "holdfast.connections.refused",
+                "Connections closed as they came",
+                &TurnedAway::NAMES,
+            ),
+            closed_connections: Reasons::new(
+                meter,
+                "holdfast.connections.closed",
+                "Connections that have ended",
+                &Ended::NAMES,
+            ),
             rejections: rejections(meter),
             connections: gauge("holdfast.connections", "{connection}", "Connections now", listener),
             calls: gauge("holdfast.rpc.active_calls", "{call}", "Calls running now", Vec::new()),
@@ -139,7 +185,7 @@ impl Metrics {
             answer_bytes: gauge(
                 "holdfast.rpc.answer.memory",
                 "By",
-                "Bytes of messages on their way to clients",
+                "Bytes of answers on their way to clients",
                 Vec::new(),
             ),
         }

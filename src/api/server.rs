@@ -10,7 +10,6 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    pin::pin,
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
@@ -19,19 +18,16 @@ use std::{
 use futures_util::FutureExt;
 use http::{Request, Response};
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use opentelemetry::metrics::Meter;
 use tokio::{
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpSocket},
     runtime::{Builder, Runtime},
     select,
-    sync::mpsc,
-    time::{sleep, timeout},
+    sync::{Semaphore, mpsc},
+    time::sleep,
 };
-use tokio_util::{
-    sync::CancellationToken,
-    task::{TaskTracker, task_tracker::TaskTrackerToken},
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tonic_health::{
     ServingStatus,
@@ -42,11 +38,11 @@ use tonic_reflection::server as reflection;
 use tower::util::BoxCloneSyncService;
 
 use super::{
-    door::{Door, House},
-    layers::{Budget, Framed},
+    connection::{Dealt, Ended, Open, Serving, TurnedAway, last_words, turn_away},
+    door::{CallLimits, House},
+    layers::{AnswerBudget, Budget, Framed},
     metrics::{Level, Metrics},
     native::{AdminApi, BrokerApi, StreamLimits},
-    socket::Socket,
 };
 use crate::{
     broker::Broker,
@@ -61,6 +57,8 @@ const BACKLOG: u32 = 1024;
 const DEALT: usize = 256;
 /// Threads of one runtime for reads that wait for the device.
 const BLOCKING_THREADS: usize = 64;
+/// Clients that are told at once why they are turned away; more hear nothing.
+const TURNED_AWAY: usize = 256;
 /// A pause after an accept that failed, most likely for want of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long clients may take to get their last answers and to close, at a stop.
@@ -69,6 +67,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const CALLS_LOOK: Duration = Duration::from_millis(10);
 /// How long blocking work may take to end after the grace of a stop.
 const LAST_WORK: Duration = Duration::from_secs(1);
+/// Headers over the limit by less than this factor are read, so that the call can be told what is wrong.
+const HARD_HEADERS: u64 = 4;
 /// Services whose health is reported; the empty name stands for all of them.
 const SERVICES: [&str; 3] = ["", "holdfast.v1.Broker", "holdfast.v1.Admin"];
 
@@ -103,13 +103,14 @@ impl Server {
         // Nobody else knows it yet, so there is nothing to wait for.
         let _ready = health.set_serving(true).now_or_never();
         let house = Arc::new(house(node, &broker, config, &metrics, &health, &stop)?);
-        let core = Core {
+        let serving = Serving {
             house,
             http: http(config),
             handshake: config.handshake_timeout,
+            answer_timeout: config.answer_timeout,
             stop: stop.clone(),
-            kill: kill.clone(),
         };
+        let core = Core { serving, kill: kill.clone() };
 
         let count = match usize::try_from(config.threads) {
             Ok(0) | Err(_) => thread::available_parallelism().map_or(1, usize::from),
@@ -239,7 +240,17 @@ fn house(
         requests: usize::try_from(config.stream_requests_max).unwrap_or(usize::MAX),
         bytes: usize::try_from(config.stream_bytes_max).unwrap_or(usize::MAX),
     };
-    let answers = Budget::new(metrics.answer_bytes.clone(), config.answer_memory, metrics.rejections.clone());
+    let budget = |taken: &Level, limit, key, what| {
+        Budget::new(taken.clone(), limit, metrics.rejections.clone()).named(key, what)
+    };
+    let answers = budget(
+        &metrics.answer_bytes,
+        config.answer_memory,
+        "api.answer_memory",
+        "bytes of answers wait to be read",
+    );
+    let answers =
+        AnswerBudget::new(answers, config.answer_memory_per_connection, metrics.connections.clone());
     let describe = || {
         reflection::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -247,11 +258,18 @@ fn house(
     };
     Ok(House {
         metrics: Arc::clone(metrics),
-        requests: Budget::new(
-            metrics.request_bytes.clone(),
+        requests: budget(
+            &metrics.request_bytes,
             config.request_memory,
-            metrics.rejections.clone(),
+            "api.request_memory",
+            "bytes of requests are arriving",
         ),
+        answers: answers.clone(),
+        limits: CallLimits {
+            calls: config.calls_max,
+            headers: config.headers_max,
+            request_timeout: config.request_timeout,
+        },
         broker: BrokerApi::new(broker.clone(), limits, answers, stop.clone()),
         admin: AdminServer::new(AdminApi::new(broker.clone(), node.to_owned(), Arc::clone(metrics))),
         health: HealthServer::new(HealthService::from_health_reporter(health.0.clone())),
@@ -322,30 +340,11 @@ fn http(config: &ApiConfig) -> http2::Builder<TokioExecutor> {
         .initial_connection_window_size(bounded(config.connection_window))
         .max_frame_size(bounded(config.frame_max))
         .max_concurrent_streams(bounded(config.calls_per_connection))
-        .max_header_list_size(bounded(config.headers_max))
+        .max_header_list_size(bounded(config.headers_max.saturating_mul(HARD_HEADERS)))
         .keep_alive_interval(config.keepalive_interval)
         .keep_alive_timeout(config.keepalive_timeout)
         .auto_date_header(false);
     builder
-}
-
-/// A connection that has been accepted, on its way to its thread.
-struct Dealt {
-    stream: std::net::TcpStream,
-    number: u64,
-    open: Open,
-}
-
-/// Counts a connection as long as it is there.
-struct Open {
-    connections: Level,
-    _tracked: TaskTrackerToken,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.connections.subtract(1);
-    }
 }
 
 /// Accepts and deals.
@@ -362,6 +361,11 @@ impl Accept {
     async fn run(self) {
         let mut number = 0_u64;
         let mut dealers = self.dealers.iter().cycle();
+        let turning = Arc::new(Semaphore::new(TURNED_AWAY));
+        let words = last_words(&format!(
+            "{} connections, the most that `api.connections_max` allows; close some, or raise it",
+            self.most
+        ));
         loop {
             let accepted = select! {
                 () = self.stop.cancelled() => return,
@@ -370,6 +374,7 @@ impl Accept {
             let stream = match accepted.and_then(|(stream, _)| stream.into_std()) {
                 Ok(stream) => stream,
                 Err(error) => {
+                    self.metrics.refused_connections.count(TurnedAway::AcceptFailed as usize);
                     tracing::warn!(%error, "a connection could not be accepted");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
@@ -377,12 +382,23 @@ impl Accept {
             };
             if self.metrics.connections.add(1) > self.most {
                 self.metrics.connections.subtract(1);
-                self.metrics.refused_connections.add(1, &[]);
+                self.metrics.refused_connections.count(TurnedAway::Limit as usize);
                 tracing::debug!(limit = self.most, "a connection was closed as it came: there are too many");
+                if let Ok(place) = Arc::clone(&turning).try_acquire_owned() {
+                    let turn_away = turn_away(stream, words.clone());
+                    tokio::spawn(async move {
+                        turn_away.await;
+                        drop(place);
+                    });
+                }
                 continue;
             }
-            let open =
-                Open { connections: self.metrics.connections.clone(), _tracked: self.connections.token() };
+            let open = Open {
+                connections: self.metrics.connections.clone(),
+                closed: self.metrics.closed_connections.clone(),
+                ended: Ended::Cut,
+                _tracked: self.connections.token(),
+            };
             number = number.wrapping_add(1);
             let Some(dealer) = dealers.next() else { return };
             if dealer.send(Dealt { stream, number, open }).await.is_err() {
@@ -395,10 +411,7 @@ impl Accept {
 /// What each thread does.
 #[derive(Clone)]
 struct Core {
-    house: Arc<House>,
-    http: http2::Builder<TokioExecutor>,
-    handshake: Duration,
-    stop: CancellationToken,
+    serving: Serving,
     kill: CancellationToken,
 }
 
@@ -412,39 +425,10 @@ impl Core {
             select! {
                 () = self.kill.cancelled() => return,
                 dealt = inbox.recv() => match dealt {
-                    Some(dealt) => drop(tokio::spawn(self.clone().connection(dealt))),
+                    Some(dealt) => drop(tokio::spawn(self.serving.clone().serve(dealt))),
                     None => return self.kill.cancelled().await,
                 },
             }
         }
-    }
-
-    async fn connection(self, dealt: Dealt) {
-        let Dealt { stream, number, open } = dealt;
-        if let Err(error) = self.speak(stream, number).await {
-            tracing::debug!(connection = number, %error, "a connection ended early");
-        }
-        drop(open);
-    }
-
-    async fn speak(
-        self,
-        stream: std::net::TcpStream,
-        number: u64,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let stream = TcpStream::from_std(stream)?;
-        stream.set_nodelay(true)?;
-        // Before the first byte there is nothing to say farewell to.
-        select! {
-            readable = timeout(self.handshake, stream.readable()) => readable??,
-            () = self.stop.cancelled() => return Ok(()),
-        }
-        let io = TokioIo::new(Socket::new(stream, self.handshake));
-        let mut connection = pin!(self.http.serve_connection(io, Door::new(self.house, number)));
-        select! {
-            ended = connection.as_mut() => return ended.map_err(Into::into),
-            () = self.stop.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await.map_err(Into::into)
     }
 }

@@ -1,6 +1,48 @@
-//! What the machine tells: its boot, who holds a lock.
+//! What the machine tells and grants: its boot, who holds a lock, how many files may be open.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// More open files than this are not asked for.
+const WANTED_FILES: u64 = 1 << 20;
+/// One in so many open files is kept for the log and its indexes, whatever the number of connections.
+const FILES_OF_THE_STORE: u64 = 4;
+
+/// Lets the process have as many files open as it may, and says how many.
+pub(super) fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.current.unwrap_or(u64::MAX);
+    let wanted = limit.maximum.unwrap_or(WANTED_FILES).min(WANTED_FILES);
+    if wanted <= current {
+        return current;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit }) {
+        Ok(()) => {
+            tracing::info!(from = current, to = wanted, "raised the limit of open files");
+            wanted
+        }
+        Err(error) => {
+            tracing::warn!(%error, current, "the limit of open files could not be raised");
+            current
+        }
+    }
+}
+
+/// How many of `wanted` connections `files` open files have room for, beside those of the store.
+pub(super) fn room_for_connections(wanted: u64, files: u64) -> u64 {
+    let room = files.saturating_sub(files / FILES_OF_THE_STORE).max(1);
+    if wanted > room {
+        tracing::warn!(
+            wanted,
+            room,
+            files,
+            "fewer connections than `api.connections_max`: each needs an open file; raise the limit of open \
+             files (`ulimit -n`, LimitNOFILE)"
+        );
+    }
+    wanted.min(room)
+}
 
 /// Identity of this boot of the machine; empty where there is none to read.
 pub(super) fn boot_id() -> String {
@@ -32,6 +74,14 @@ fn holder_in(locks: &str, inode: u64) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_leave_files_to_the_store() {
+        assert_eq!(room_for_connections(10_000, 20_000), 10_000);
+        assert_eq!(room_for_connections(10_000, 1024), 768);
+        assert_eq!(room_for_connections(10, 1), 1);
+        assert!(raise_open_files() >= 1);
+    }
 
     #[test]
     fn the_holder_of_a_lock_is_found_by_the_inode() {

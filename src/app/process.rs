@@ -8,7 +8,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-use super::{Node, Parts, StartError};
+use super::{Node, Parts, StartError, host};
 use crate::{
     config::{Config, Loaded},
     runtime::SystemClock,
@@ -65,7 +65,10 @@ pub(super) fn run(
         metrics,
         logs: Some(logs.clone()),
     };
-    let ended = runtime.block_on(live(config.clone(), parts, logs.clone(), started));
+    let mut config = config.clone();
+    config.api.connections_max =
+        host::room_for_connections(config.api.connections_max, host::raise_open_files());
+    let ended = runtime.block_on(live(config, parts, logs.clone(), started));
     runtime.shutdown_timeout(LAST_WORK);
     logs.flush();
     ended

@@ -7,10 +7,10 @@ use uuid::{NoContext, Timestamp, Uuid, fmt::Hyphenated};
 
 use super::{Error, MessageIds};
 use crate::{
+    config::SendConfig,
     model::{
-        Envelope, EnvelopeError, Invalid, LookupKind, MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_BODY_BYTES,
-        MessageKind, Parts, SystemPlace, TopicId, TopicName, group_hash, lookup_hash, merge_fragments,
-        tag_hash,
+        Envelope, EnvelopeError, Invalid, LookupKind, MAX_BATCH_MESSAGES, MessageKind, Parts, SystemPlace,
+        TopicId, TopicName, group_hash, lookup_hash, merge_fragments, tag_hash,
     },
     store::NewMessage,
 };
@@ -43,14 +43,15 @@ struct Checked {
 }
 
 impl Batch {
-    /// Reads `messages`. Ids that are missing are made of the time `now_ms`.
+    /// Reads `messages` within `limits`. Ids that are missing are made of the time `now_ms`.
     pub(super) fn read(
         messages: &[Bytes],
+        limits: &SendConfig,
         name: &TopicName,
         topic: TopicId,
         now_ms: u64,
     ) -> Result<Self, Error> {
-        let bytes = check_size(messages)?;
+        let bytes = check_size(messages, limits)?;
         let mut batch = Self {
             checked: Vec::with_capacity(messages.len()),
             lookups: Vec::with_capacity(messages.len()),
@@ -61,7 +62,10 @@ impl Batch {
         let mut maker = IdMaker::new(now_ms);
         let mut first_group = None;
         for (at, message) in messages.iter().enumerate() {
-            let envelope = Envelope::parse(message).map_err(|error| fault(at, error))?;
+            let envelope = Envelope::parse(message).map_err(|error| fault(at, error, limits))?;
+            if envelope.body_bytes as u64 > limits.body_max {
+                return Err(fault(at, EnvelopeError::BodyTooLarge(envelope.body_bytes), limits));
+            }
             check_kind(&envelope, at, name)?;
             match first_group {
                 None => {
@@ -91,7 +95,7 @@ impl Batch {
             batch.ids.push(id);
             let merged = (envelope.fragments > 1).then(|| merge_fragments(message));
             let place = match &merged {
-                Some(merged) => Envelope::parse(merged).map_err(|error| fault(at, error))?.place,
+                Some(merged) => Envelope::parse(merged).map_err(|error| fault(at, error, limits))?.place,
                 None => envelope.place,
             };
             let [before, behind] = place.split(merged.as_ref().unwrap_or(message)).others;
@@ -146,7 +150,7 @@ impl Checked {
     }
 }
 
-fn check_size(messages: &[Bytes]) -> Result<usize, Error> {
+fn check_size(messages: &[Bytes], limits: &SendConfig) -> Result<usize, Error> {
     if messages.is_empty() {
         let problem = format!("is empty; send 1 to {MAX_BATCH_MESSAGES} messages");
         return Err(Invalid::new("messages", problem).into());
@@ -159,13 +163,14 @@ fn check_size(messages: &[Bytes]) -> Result<usize, Error> {
         });
     }
     let bytes = messages.iter().fold(0_usize, |sum, message| sum.saturating_add(message.len()));
-    if bytes > MAX_BATCH_BYTES {
-        return Err(Error::BatchTooLarge { unit: "bytes", seen: bytes, limit: MAX_BATCH_BYTES });
+    let limit = usize::try_from(limits.batch_max).unwrap_or(usize::MAX);
+    if bytes > limit {
+        return Err(Error::BatchTooLarge { unit: "bytes", seen: bytes, limit });
     }
     Ok(bytes)
 }
 
-fn fault(at: usize, error: EnvelopeError) -> Error {
+fn fault(at: usize, error: EnvelopeError, limits: &SendConfig) -> Error {
     let outer = format!("messages[{at}]");
     match error {
         EnvelopeError::Field(invalid) if invalid.field.is_empty() => {
@@ -174,7 +179,8 @@ fn fault(at: usize, error: EnvelopeError) -> Error {
         EnvelopeError::Field(invalid) => invalid.within(&outer).into(),
         EnvelopeError::BodyEmpty => Error::BodyEmpty { field: format!("{outer}.body") },
         EnvelopeError::BodyTooLarge(bytes) => {
-            Error::BodyTooLarge { field: format!("{outer}.body"), bytes, limit: MAX_BODY_BYTES }
+            let limit = usize::try_from(limits.body_max).unwrap_or(usize::MAX);
+            Error::BodyTooLarge { field: format!("{outer}.body"), bytes, limit }
         }
     }
 }

@@ -27,7 +27,7 @@ pub enum Error {
 
     /// A body over the limit.
     #[error(
-        "{field}: has {bytes} bytes, over the limit of {limit}; split the message or keep its content elsewhere"
+        "{field}: has {bytes} bytes, over the limit of {limit} (`send.body_max`); split the message or keep its content elsewhere"
     )]
     BodyTooLarge {
         /// Path of the body.
@@ -39,7 +39,10 @@ pub enum Error {
     },
 
     /// A batch over its limit of messages or bytes.
-    #[error("messages: {seen} {unit}, over the limit of {limit} a call; send them in several calls")]
+    #[error(
+        "messages: {seen} {unit}, over the limit of {limit} a call{}; send them in several calls",
+        batch_key(unit)
+    )]
     BatchTooLarge {
         /// What was counted: `messages` or `bytes`.
         unit: &'static str,
@@ -141,15 +144,29 @@ pub enum Error {
         free: u64,
     },
 
-    /// Too much waits to be written.
-    #[error("{bytes} bytes wait to be written, over the limit of {limit}; retry in {} ms", retry.as_millis())]
+    /// Too much is going on.
+    #[error(
+        "{seen} {what}, and the limit `{key}` is {limit}; retry in {} ms, or raise the limit",
+        retry.as_millis()
+    )]
     Busy {
-        /// Waiting now.
-        bytes: u64,
-        /// Configured limit.
+        /// What there is too much of, as in "bytes wait to be written".
+        what: &'static str,
+        /// The configuration key.
+        key: &'static str,
+        /// How much there is.
+        seen: u64,
+        /// The key's value.
         limit: u64,
         /// A sensible pause.
         retry: Duration,
+    },
+
+    /// A request that did not arrive in time.
+    #[error("the request did not arrive within {} ms (`api.request_timeout`); send it without pauses", after.as_millis())]
+    RequestTimeout {
+        /// The limit.
+        after: Duration,
     },
 
     /// A write failed for good.
@@ -178,6 +195,11 @@ pub enum Error {
     Internal(String),
 }
 
+/// Where the limit of a batch is set, for the one that can be.
+fn batch_key(unit: &str) -> &'static str {
+    if unit == "bytes" { " (`send.batch_max`)" } else { "" }
+}
+
 impl Error {
     /// A word for programs, from a closed list.
     pub fn reason(&self) -> &'static str {
@@ -198,6 +220,7 @@ impl Error {
             Self::LimitReached { .. } => "LIMIT_REACHED",
             Self::DiskFull { .. } => "DISK_FULL",
             Self::Busy { .. } => "BUSY",
+            Self::RequestTimeout { .. } => "REQUEST_TIMEOUT",
             Self::Fenced(_) => "FENCED",
             Self::Stopping => "STOPPING",
             Self::ReadFailed(_) => "READ_FAILED",
@@ -263,12 +286,13 @@ impl Error {
             Self::DiskFull { floor, free } => {
                 vec![("floor_bytes", floor.to_string()), ("free_bytes", free.to_string())]
             }
-            Self::Busy { bytes, limit, .. } => {
-                vec![("bytes", bytes.to_string()), ("limit", limit.to_string())]
+            Self::Busy { key, seen, limit, .. } => {
+                vec![("key", (*key).to_owned()), ("seen", seen.to_string()), ("limit", limit.to_string())]
             }
             Self::Invalid(_)
             | Self::BodyEmpty { .. }
             | Self::FilterIllegal(_)
+            | Self::RequestTimeout { .. }
             | Self::Fenced(_)
             | Self::Stopping
             | Self::ReadFailed(_)
@@ -283,7 +307,18 @@ impl From<StoreError> for Error {
             StoreError::Fenced(cause) => Self::Fenced(cause),
             StoreError::DiskFull { floor, free } => Self::DiskFull { floor, free },
             StoreError::Busy { bytes, limit, retry_ms } => {
-                Self::Busy { bytes, limit, retry: Duration::from_millis(retry_ms) }
+                let (what, key) = ("bytes wait to be written", "store.inbox_size");
+                Self::Busy { what, key, seen: bytes, limit, retry: Duration::from_millis(retry_ms) }
+            }
+            StoreError::Late { waited_ms, limit_ms, retry_ms } => {
+                let (what, key) = ("ms is what the disk is behind", "store.inbox_wait");
+                Self::Busy {
+                    what,
+                    key,
+                    seen: waited_ms,
+                    limit: limit_ms,
+                    retry: Duration::from_millis(retry_ms),
+                }
             }
             StoreError::Stopping => Self::Stopping,
             StoreError::TooLarge { bytes, limit } => Self::FrameTooLarge { bytes, limit },

@@ -62,11 +62,12 @@ impl Broker {
                     return Err(Error::TopicNotFound(name));
                 }
                 // A send that is refused must not leave a topic behind.
-                Batch::read(&command.messages, &name, crate::model::TopicId(0), 0)?;
+                Batch::read(&command.messages, &inner.config.send, &name, crate::model::TopicId(0), 0)?;
                 self.make_topic_on_demand(&name)?;
                 continue;
             };
-            let batch = Batch::read(&command.messages, &name, topic.id, inner.clock.now_ms())?;
+            let (limits, now_ms) = (&inner.config.send, inner.clock.now_ms());
+            let batch = Batch::read(&command.messages, limits, &name, topic.id, now_ms)?;
             let traffic = inner.metrics.traffic(topic.id, &name);
             let placed = inner.store.transact(Purpose::Send, |tx| {
                 let now = tx.topic(&name).filter(|now| now.id == topic.id).ok_or(Refused::Changed)?;

@@ -1,6 +1,6 @@
 //! `holdfast status`: how the broker is.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::Serialize;
 
@@ -13,6 +13,9 @@ use crate::client::{Damage, ShardState, ShardStatus};
 
 /// Bytes without sync that are worth a word.
 const WORTH_A_WORD: u64 = 4 << 10;
+
+/// Ends of connections that nobody needs to look at.
+const ORDINARY: [&str; 2] = ["client", "stop"];
 
 /// `status` takes global options only.
 #[derive(Debug, clap::Args)]
@@ -33,6 +36,8 @@ pub(super) async fn run(session: Session, _args: Args) -> Result<Exit, Failure> 
             started: node.started.map(values::time),
             connections: node.connections,
             held_pulls: node.held_pulls,
+            connections_closed: by_reason(&node.connections_closed),
+            connections_refused: by_reason(&node.connections_refused),
             shards: node.shards.iter().map(JsonShard::from).collect(),
         })?;
         return Ok(Exit::Ok);
@@ -46,8 +51,22 @@ pub(super) async fn run(session: Session, _args: Args) -> Result<Exit, Failure> 
         values::plural(node.connections, "connection", "connections"),
         values::plural(node.held_pulls, "waiting pull", "waiting pulls"),
     ))?;
+    for (what, counts) in [("closed", &node.connections_closed), ("refused", &node.connections_refused)] {
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(reason, count)| *count > 0 && !ORDINARY.contains(&reason.as_str()))
+            .map(|(reason, count)| format!("{count} {reason}"))
+            .collect();
+        if !counts.is_empty() {
+            output::line(format_args!("connections {what}: {}", paint(WARN, counts.join(", "))))?;
+        }
+    }
     node.shards.iter().try_for_each(show)?;
     Ok(Exit::Ok)
+}
+
+fn by_reason(counts: &[(String, u64)]) -> BTreeMap<&str, u64> {
+    counts.iter().map(|(reason, count)| (reason.as_str(), *count)).collect()
 }
 
 fn show(shard: &ShardStatus) -> Result<(), Failure> {
@@ -137,6 +156,8 @@ struct JsonNode<'a> {
     started: Option<String>,
     connections: u64,
     held_pulls: u64,
+    connections_closed: BTreeMap<&'a str, u64>,
+    connections_refused: BTreeMap<&'a str, u64>,
     shards: Vec<JsonShard<'a>>,
 }
 

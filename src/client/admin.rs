@@ -163,6 +163,10 @@ pub struct NodeStatus {
     pub connections: u64,
     /// Pulls that wait now.
     pub held_pulls: u64,
+    /// Connections that have ended since the start, by reason.
+    pub connections_closed: Vec<(String, u64)>,
+    /// Connections that were not taken, by reason.
+    pub connections_refused: Vec<(String, u64)>,
 }
 
 /// What a shard does with writes.
@@ -385,8 +389,14 @@ impl Connection {
             shards: node.shards.into_iter().map(ShardStatus::from).collect(),
             connections: node.connections,
             held_pulls: node.held_pulls,
+            connections_closed: counts(node.connections_closed),
+            connections_refused: counts(node.connections_refused),
         })
     }
+}
+
+fn counts(reasons: Vec<pb::ReasonCount>) -> Vec<(String, u64)> {
+    reasons.into_iter().map(|reason| (reason.reason, reason.count)).collect()
 }
 
 fn next(token: String) -> Option<String> {

@@ -3,11 +3,12 @@
 //! What clients can make a node hold is bounded by the sum of
 //!
 //! - `request_memory`: requests that are still arriving,
-//! - `answer_memory`: messages on their way to slow readers,
+//! - `answer_memory`: answers on their way to slow readers, and as much again of small ones,
 //! - `connections_max` × `connection_window`: bytes of streams that are not being read, because as many of
 //!   their messages as allowed still wait for the disk,
 //!
-//! beside some 20 KiB a connection and some KiB a running call.
+//! beside some 20 KiB a connection and some KiB for each of the `calls_max` running calls. What only trickles, or is not
+//! read, is ended by `handshake_timeout`, `request_timeout`, `answer_timeout` and `keepalive_timeout`.
 
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct ApiConfig {
     pub connections_max: u64,
     /// Most calls at once on one connection, waiting pulls among them; more wait at the client.
     pub calls_per_connection: u64,
+    /// Most calls at once over all connections, waiting pulls among them; more are refused.
+    pub calls_max: u64,
     /// Most bytes of requests that are still arriving, over all connections; above, calls are refused.
     #[serde(with = "size")]
     pub request_memory: u64,
@@ -37,6 +40,9 @@ pub struct ApiConfig {
     /// is told to come back.
     #[serde(with = "size")]
     pub answer_memory: u64,
+    /// What one connection may take of that; above, its calls are refused until it reads its answers.
+    #[serde(with = "size")]
+    pub answer_memory_per_connection: u64,
     /// Largest HTTP/2 frame a client may send; large ones cost less for large messages.
     #[serde(with = "size")]
     pub frame_max: u64,
@@ -46,7 +52,7 @@ pub struct ApiConfig {
     /// Bytes a client may send ahead on one connection (HTTP/2 window).
     #[serde(with = "size")]
     pub connection_window: u64,
-    /// Largest set of headers of a call.
+    /// Largest set of headers of a call; a call with more is refused.
     #[serde(with = "size")]
     pub headers_max: u64,
     /// Requests of one send stream that may wait for their answers; then the stream is not read on.
@@ -57,6 +63,12 @@ pub struct ApiConfig {
     /// A connection that has not begun to speak HTTP/2 by then is closed.
     #[serde(with = "duration")]
     pub handshake_timeout: Duration,
+    /// A request that has begun must have arrived by then, or its call is refused.
+    #[serde(with = "duration")]
+    pub request_timeout: Duration,
+    /// A connection that has answers to read and takes nothing for so long is closed.
+    #[serde(with = "duration")]
+    pub answer_timeout: Duration,
     /// How often a quiet connection is asked whether it is still there.
     #[serde(with = "duration")]
     pub keepalive_interval: Duration,
@@ -72,8 +84,10 @@ impl Default for ApiConfig {
             threads: 0,
             connections_max: 10_000,
             calls_per_connection: 20_000,
+            calls_max: 250_000,
             request_memory: 128 << 20,
             answer_memory: 128 << 20,
+            answer_memory_per_connection: 32 << 20,
             frame_max: 1 << 20,
             stream_window: 1 << 20,
             connection_window: 4 << 20,
@@ -81,6 +95,8 @@ impl Default for ApiConfig {
             stream_requests_max: 1024,
             stream_bytes_max: 32 << 20,
             handshake_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(30),
+            answer_timeout: Duration::from_secs(60),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(20),
         }
@@ -97,8 +113,10 @@ impl ApiConfig {
         number("api.threads", self.threads, 0, 1024)?;
         number("api.connections_max", self.connections_max, 1, 1_000_000)?;
         number("api.calls_per_connection", self.calls_per_connection, 1, 1_000_000)?;
+        number("api.calls_max", self.calls_max, 1, 10_000_000)?;
         sized("api.request_memory", self.request_memory, call, 1024 * GIB)?;
         sized("api.answer_memory", self.answer_memory, call, 1024 * GIB)?;
+        sized("api.answer_memory_per_connection", self.answer_memory_per_connection, call, 1024 * GIB)?;
         sized("api.frame_max", self.frame_max, 16 * KIB, (16 << 20) - KIB)?;
         sized("api.stream_window", self.stream_window, 64 * KIB, GIB)?;
         sized("api.connection_window", self.connection_window, 64 * KIB, GIB)?;
@@ -106,6 +124,8 @@ impl ApiConfig {
         number("api.stream_requests_max", self.stream_requests_max, 1, 1_000_000)?;
         sized("api.stream_bytes_max", self.stream_bytes_max, call, GIB)?;
         time("api.handshake_timeout", self.handshake_timeout)?;
+        time("api.request_timeout", self.request_timeout)?;
+        time("api.answer_timeout", self.answer_timeout)?;
         time("api.keepalive_interval", self.keepalive_interval)?;
         time("api.keepalive_timeout", self.keepalive_timeout)
     }

@@ -1,11 +1,14 @@
-//! `[topics]`, `[groups]`, `[pull]` and `[hold]`: what a broker makes by itself, and how much it lets wait.
+//! `[topics]`, `[groups]`, `[send]`, `[pull]` and `[hold]`: what a broker makes by itself, and how much it lets wait.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{section::section, text::duration};
-use crate::model::{Invalid, MAX_QUEUES};
+use super::{
+    section::section,
+    text::{duration, size},
+};
+use crate::model::{Invalid, MAX_BATCH_BYTES, MAX_BODY_BYTES, MAX_QUEUES};
 
 /// Longest that a pull may ever wait; the native API promises this bound.
 const MAX_WAIT_CAP: Duration = Duration::from_secs(30);
@@ -17,6 +20,8 @@ pub struct BrokerConfig {
     pub topics: TopicsConfig,
     /// `[groups]`.
     pub groups: GroupsConfig,
+    /// `[send]`.
+    pub send: SendConfig,
     /// `[pull]`.
     pub pull: PullConfig,
 }
@@ -26,6 +31,7 @@ impl BrokerConfig {
     pub fn check(&self) -> Result<(), Invalid> {
         self.topics.check()?;
         self.groups.check()?;
+        self.send.check()?;
         self.pull.check()
     }
 }
@@ -84,6 +90,43 @@ impl GroupsConfig {
     pub fn check(&self) -> Result<(), Invalid> {
         at_least_one("groups.max", self.max)
     }
+}
+
+section! {
+/// `[send]`: how large messages may be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SendConfig {
+    /// Largest body of a message; at most 4MiB.
+    #[serde(with = "size")]
+    pub body_max: u64,
+    /// Most bytes of the messages of one call; at most 16MiB.
+    #[serde(with = "size")]
+    pub batch_max: u64,
+}
+}
+
+impl Default for SendConfig {
+    fn default() -> Self {
+        Self { body_max: MAX_BODY_BYTES as u64, batch_max: MAX_BATCH_BYTES as u64 }
+    }
+}
+
+impl SendConfig {
+    /// Checks the ranges; the error names the key.
+    pub fn check(&self) -> Result<(), Invalid> {
+        at_most("send.body_max", self.body_max, MAX_BODY_BYTES as u64)?;
+        at_most("send.batch_max", self.batch_max, MAX_BATCH_BYTES as u64)
+    }
+}
+
+fn at_most(key: &str, value: u64, most: u64) -> Result<(), Invalid> {
+    const LEAST: u64 = 1024;
+    if (LEAST..=most).contains(&value) {
+        return Ok(());
+    }
+    let (seen, least, most) = (size::show(value), size::show(LEAST), size::show(most));
+    Err(Invalid::new(key, format!("is {seen}; use {least} to {most}")))
 }
 
 section! {

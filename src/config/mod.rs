@@ -14,7 +14,7 @@ mod text;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
 
 pub use api::ApiConfig;
-pub use broker::{BrokerConfig, GroupsConfig, HoldConfig, PullConfig, TopicsConfig};
+pub use broker::{BrokerConfig, GroupsConfig, HoldConfig, PullConfig, SendConfig, TopicsConfig};
 pub use explain::{Explained, explain};
 pub use loader::{ConfigError, Layers, Loaded, Origin, load};
 pub use node::{ListenConfig, NodeConfig, ShutdownConfig};
@@ -65,6 +65,8 @@ pub struct Config {
     pub topics: TopicsConfig,
     /// `[groups]`.
     pub groups: GroupsConfig,
+    /// `[send]`.
+    pub send: SendConfig,
     /// `[pull]`.
     pub pull: PullConfig,
     /// `[hold]`.
@@ -83,6 +85,7 @@ const SECTIONS: &[SectionKind] = &[
     SectionKind::of::<StoreConfig>("store"),
     SectionKind::of::<TopicsConfig>("topics"),
     SectionKind::of::<GroupsConfig>("groups"),
+    SectionKind::of::<SendConfig>("send"),
     SectionKind::of::<PullConfig>("pull"),
     SectionKind::of::<HoldConfig>("hold"),
     SectionKind::of::<TelemetryConfig>("telemetry"),
@@ -120,6 +123,7 @@ impl Config {
         self.store.check()?;
         self.topics.check()?;
         self.groups.check()?;
+        self.send.check()?;
         self.pull.check()?;
         self.hold.check()?;
         self.telemetry.check()?;
@@ -129,7 +133,12 @@ impl Config {
 
     /// The sections that the broker is told.
     pub fn broker(&self) -> BrokerConfig {
-        BrokerConfig { topics: self.topics.clone(), groups: self.groups.clone(), pull: self.pull.clone() }
+        BrokerConfig {
+            topics: self.topics.clone(),
+            groups: self.groups.clone(),
+            send: self.send.clone(),
+            pull: self.pull.clone(),
+        }
     }
 }
 

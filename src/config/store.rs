@@ -27,6 +27,9 @@ pub struct StoreConfig {
     /// Most bytes that may wait to be written; beyond, sends are refused with a delay.
     #[serde(with = "size")]
     pub inbox_size: u64,
+    /// Longest that the oldest of them may wait; beyond, sends are refused with a delay.
+    #[serde(with = "duration")]
+    pub inbox_wait: Duration,
     /// Bytes of recent log kept in memory for readers.
     #[serde(with = "size")]
     pub recent_size: u64,
@@ -63,6 +66,7 @@ impl Default for StoreConfig {
             segment_size: 256 * MIB,
             first_segment_size: 24 * MIB,
             inbox_size: 64 * MIB,
+            inbox_wait: Duration::from_secs(5),
             recent_size: 32 * MIB,
             flush_interval: Duration::from_millis(500),
             dirty_size: 8 * MIB,
@@ -84,6 +88,7 @@ impl StoreConfig {
         sized("store.segment_size", self.segment_size, 64 * MIB..=GIB)?;
         sized("store.first_segment_size", self.first_segment_size, first_min..=GIB)?;
         sized("store.inbox_size", self.inbox_size, MAX_BATCH_BYTES as u64..=4 * GIB)?;
+        timed("store.inbox_wait", self.inbox_wait, ms(100)..=ms(60_000))?;
         sized("store.recent_size", self.recent_size, MIB..=16 * GIB)?;
         timed("store.flush_interval", self.flush_interval, ms(1)..=ms(60_000))?;
         sized("store.dirty_size", self.dirty_size, 64 << 10..=GIB)?;

@@ -36,8 +36,8 @@ const IDLE_MARK: Duration = Duration::from_millis(50);
 /// The next segment is made when this part of the one in use is full: filling a file with zeros takes longer
 /// than half a segment lasts at full speed.
 const PREPARE_AT: u64 = 16;
-/// Sends are refused when the oldest one waits longer than this.
-const MAX_WAIT: Duration = Duration::from_secs(5);
+/// When to come again after a refusal: a few groups later.
+const BUSY_RETRY_MS: u64 = 50;
 
 /// The end of the log, under the lock.
 #[derive(Debug)]
@@ -233,11 +233,17 @@ impl Shard {
         let limit = self.options.inbox_bytes;
         let waits =
             inner.group.since.map_or(Duration::ZERO, |since| self.clock.monotonic().saturating_sub(since));
-        if inner.waiting_bytes > limit || waits > MAX_WAIT {
-            self.metrics.refused_busy();
-            return Err(StoreError::Busy { bytes: inner.waiting_bytes, limit, retry_ms: 50 });
-        }
-        Ok(())
+        let retry_ms = BUSY_RETRY_MS;
+        let refused = if inner.waiting_bytes > limit {
+            StoreError::Busy { bytes: inner.waiting_bytes, limit, retry_ms }
+        } else if waits > self.options.inbox_wait {
+            let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            StoreError::Late { waited_ms: ms(waits), limit_ms: ms(self.options.inbox_wait), retry_ms }
+        } else {
+            return Ok(());
+        };
+        self.metrics.refused_busy();
+        Err(refused)
     }
 
     /// Begins the next segment.

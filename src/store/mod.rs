@@ -93,6 +93,16 @@ pub enum StoreError {
         /// A sensible pause.
         retry_ms: u64,
     },
+    /// What waits to be written waits too long.
+    #[error("the disk is behind by {waited_ms} ms, over the limit of {limit_ms}; retry in {retry_ms} ms")]
+    Late {
+        /// How long the oldest has waited.
+        waited_ms: u64,
+        /// Configured limit.
+        limit_ms: u64,
+        /// A sensible pause.
+        retry_ms: u64,
+    },
     /// The store is closing.
     #[error("the store is stopping")]
     Stopping,

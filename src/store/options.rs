@@ -15,6 +15,8 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Most bytes that may wait to be written.
     pub inbox_bytes: u64,
+    /// Longest that the oldest of them may wait.
+    pub inbox_wait: Duration,
     /// Bytes of recent log kept in memory for readers.
     pub recent_bytes: u64,
     /// Longest time that an async OK may be without sync.
@@ -46,6 +48,7 @@ impl Options {
             first_segment_bytes: 24 << 20,
             segment_bytes: 256 << 20,
             inbox_bytes: 64 << 20,
+            inbox_wait: Duration::from_secs(5),
             recent_bytes: 32 << 20,
             flush_interval: Duration::from_millis(500),
             dirty_bytes: 8 << 20,

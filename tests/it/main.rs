@@ -8,6 +8,7 @@ mod harness;
 mod cli;
 mod cli_admin;
 mod cli_lines;
+mod connections;
 mod damage;
 mod groups;
 mod hold;

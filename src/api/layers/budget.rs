@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{api::metrics::Level, broker::Error};
+use crate::{
+    api::{connection::Connection, metrics::Level},
+    broker::Error,
+};
 
 /// A pause that is likely to be enough for others to finish.
 pub(in crate::api) const RETRY: Duration = Duration::from_millis(200);
@@ -12,6 +15,9 @@ pub(in crate::api) const RETRY: Duration = Duration::from_millis(200);
 pub(in crate::api) struct Budget {
     taken: Level,
     limit: u64,
+    /// The configuration key of the limit, and what there is too much of.
+    key: &'static str,
+    what: &'static str,
     /// How often there was not enough.
     refusals: Level,
 }
@@ -26,7 +32,13 @@ pub(in crate::api) struct Held {
 impl Budget {
     /// `taken` and `refusals` are what metrics show.
     pub(in crate::api) fn new(taken: Level, limit: u64, refusals: Level) -> Self {
-        Self { taken, limit, refusals }
+        Self { taken, limit, key: "", what: "bytes", refusals }
+    }
+
+    /// With the configuration key of its limit, and what it counts.
+    #[must_use]
+    pub(in crate::api) fn named(self, key: &'static str, what: &'static str) -> Self {
+        Self { key, what, ..self }
     }
 
     /// Holds nothing yet.
@@ -36,13 +48,84 @@ impl Budget {
 
     /// Why more cannot be taken.
     pub(in crate::api) fn full(&self) -> Error {
-        Error::Busy { bytes: self.taken.get(), limit: self.limit, retry: RETRY }
+        self.busy(self.key, self.taken.get(), self.limit)
+    }
+
+    fn busy(&self, key: &'static str, seen: u64, limit: u64) -> Error {
+        Error::Busy { what: self.what, key, seen, limit, retry: RETRY }
     }
 
     /// Takes `bytes`; `None` when they are not there.
-    pub(in crate::api) fn take(&self, bytes: u64) -> Option<Arc<Held>> {
+    fn take(&self, bytes: u64) -> Option<Held> {
         let mut held = self.nothing();
-        held.set(bytes).then(|| Arc::new(held))
+        held.set(bytes).then_some(held)
+    }
+}
+
+/// Memory of answers, until their clients have taken them: of all connections together, and of each one.
+#[derive(Clone, Debug)]
+pub(in crate::api) struct AnswerBudget {
+    all: Budget,
+    /// Most of one connection.
+    share: u64,
+    connections: Level,
+}
+
+/// Room for one answer; dropping it gives it back.
+#[derive(Debug)]
+pub(in crate::api) struct Owed {
+    held: Held,
+    connection: Arc<Connection>,
+}
+
+impl AnswerBudget {
+    /// `all` bounds the large answers of all connections, `share` every answer of one.
+    pub(in crate::api) fn new(all: Budget, share: u64, connections: Level) -> Self {
+        Self { all, share, connections }
+    }
+
+    /// Room for an answer of `bytes` to this connection; `None` when there is none.
+    pub(in crate::api) fn take(&self, connection: &Arc<Connection>, bytes: u64) -> Option<Arc<Owed>> {
+        let owed = connection.owed();
+        // The share has room for any answer by itself.
+        if owed > 0 && owed.saturating_add(bytes) > self.share {
+            self.all.refusals.add(1);
+            return None;
+        }
+        let held = self.all.take(bytes)?;
+        connection.owe(bytes);
+        Some(Arc::new(Owed { held, connection: Arc::clone(connection) }))
+    }
+
+    /// Whether this connection may call, seeing what it has not read of its answers.
+    pub(in crate::api) fn admit(&self, connection: &Connection) -> Result<(), Error> {
+        let owed = connection.owed();
+        if owed == 0 {
+            return Ok(());
+        }
+        let all = self.all.taken.get();
+        // When all of it is taken, those go first who have more than their part.
+        let fair = self.all.limit.checked_div(self.connections.get().max(1)).unwrap_or(0);
+        let refused = if owed > self.share {
+            self.all.busy("api.answer_memory_per_connection", owed, self.share)
+        } else if all > self.all.limit && owed > fair {
+            self.all.full()
+        } else {
+            return Ok(());
+        };
+        self.all.refusals.add(1);
+        Err(refused)
+    }
+
+    /// Why there is no room for an answer.
+    pub(in crate::api) fn full(&self) -> Error {
+        self.all.full()
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.connection.settle(self.held.bytes);
     }
 }
 

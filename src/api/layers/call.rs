@@ -15,9 +15,9 @@ use tokio::time::{Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, body::Body};
 
-use super::{Held, Outgoing, outgoing::Watched, timeout::too_late};
+use super::{Outgoing, Owed, outgoing::Watched, timeout::too_late};
 use crate::{
-    api::{metrics::Metrics, native::status},
+    api::{connection::Connection, metrics::Metrics, native::status},
     broker::Error,
 };
 
@@ -72,6 +72,7 @@ enum Ending {
 pub(in crate::api) struct Call {
     ending: Ending,
     measure: Option<Measure>,
+    connection: Arc<Connection>,
     /// When to give up; not set where the handler does so itself.
     deadline: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -93,16 +94,22 @@ impl Call {
     pub(in crate::api) fn new(
         handling: Handling,
         measure: Measure,
+        connection: Arc<Connection>,
         deadline: Option<Instant>,
         stream: Option<StopRule>,
     ) -> Self {
-        Self { ending: Ending::Handler(handling), measure: Some(measure), deadline, timer: None, stream }
+        let ending = Ending::Handler(handling);
+        Self { ending, measure: Some(measure), connection, deadline, timer: None, stream }
     }
 
     /// A call that is answered at once.
-    pub(in crate::api) fn answered(response: Response<Body>, measure: Measure) -> Self {
+    pub(in crate::api) fn answered(
+        response: Response<Body>,
+        measure: Measure,
+        connection: Arc<Connection>,
+    ) -> Self {
         let ending = Ending::Known(Box::new(response));
-        Self { ending, measure: Some(measure), deadline: None, timer: None, stream: None }
+        Self { ending, measure: Some(measure), connection, deadline: None, timer: None, stream: None }
     }
 
     fn poll_handler(&mut self, cx: &mut Context<'_>) -> Poll<Response<Body>> {
@@ -135,7 +142,8 @@ impl Future for Call {
         self.ending = Ending::Over;
         self.timer = None;
         let Some(mut measure) = self.measure.take() else { return Poll::Pending };
-        let held = response.extensions_mut().remove::<Arc<Held>>();
+        let owed = response.extensions_mut().remove::<Arc<Owed>>();
+        let connection = Arc::clone(&self.connection);
         let code = code(&response);
         let response = match self.stream.take() {
             Some(rule) if code == Code::Ok => {
@@ -143,11 +151,11 @@ impl Future for Call {
                     StopRule::Itself => None,
                     StopRule::At(stop) => Some(stop.cancelled_owned()),
                 };
-                response.map(|body| Outgoing::Watched(Box::new(Watched::new(body, measure, stop))))
+                response.map(|body| Outgoing::watched(Watched::new(body, measure, stop), connection))
             }
             _ => {
                 measure.finish(code);
-                response.map(|body| Outgoing::Plain { body, held })
+                response.map(|body| Outgoing::plain(body, connection, owed))
             }
         };
         Poll::Ready(Ok(response))
@@ -188,7 +196,8 @@ mod tests {
     fn call(handling: Handling, deadline: Option<Instant>, stream: Option<StopRule>) -> (Arc<Metrics>, Call) {
         let metrics = Arc::new(Metrics::new(&SdkMeterProvider::default().meter("test")));
         let measure = Measure::begin(&metrics, 0);
-        (metrics, Call::new(handling, measure, deadline, stream))
+        let connection = Connection::new(1, &metrics);
+        (metrics, Call::new(handling, measure, connection, deadline, stream))
     }
 
     /// A stream of answers that panics when it is read.

@@ -5,11 +5,12 @@
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use super::{Budget, Held, timeout::too_late};
@@ -37,6 +38,9 @@ pub(in crate::api) struct Framed<B> {
     inner: B,
     limits: Limits,
     deadline: Option<Instant>,
+    /// How long a message may take to arrive, and when the one that is arriving is late.
+    within: Duration,
+    late: Option<Pin<Box<Sleep>>>,
     held: Held,
     /// Bytes that have arrived, of all messages (unary) or of the one that is arriving (stream).
     bytes: u64,
@@ -50,11 +54,19 @@ pub(in crate::api) struct Framed<B> {
 }
 
 impl<B> Framed<B> {
-    pub(in crate::api) fn new(inner: B, limits: Limits, budget: &Budget, deadline: Option<Instant>) -> Self {
+    pub(in crate::api) fn new(
+        inner: B,
+        limits: Limits,
+        budget: &Budget,
+        deadline: Option<Instant>,
+        within: Duration,
+    ) -> Self {
         Self {
             inner,
             limits,
             deadline,
+            within,
+            late: None,
             held: budget.nothing(),
             bytes: 0,
             prefix: [0; PREFIX],
@@ -110,6 +122,9 @@ impl<B> Framed<B> {
             _ => return Err(malformed("its compression flag is neither 0 nor 1")),
         }
         self.messages = self.messages.saturating_add(1);
+        if self.limits.stream {
+            self.late = None;
+        }
         if self.messages > 1 && !self.limits.stream {
             return Err(malformed("there is more than one, and the call takes one"));
         }
@@ -130,6 +145,19 @@ impl<B> Framed<B> {
             return Err(malformed("there is none"));
         }
         Ok(())
+    }
+}
+
+impl<B> Framed<B> {
+    /// Ready when the message that is arriving takes too long. A stream may pause between two messages.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let arriving = self.missing > 0 || self.prefix_bytes > 0 || !self.limits.stream;
+        if !arriving {
+            self.late = None;
+            return Poll::Pending;
+        }
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep(self.within)));
+        late.as_mut().poll(cx).map(|()| status::of(&Error::RequestTimeout { after: self.within }))
     }
 }
 
@@ -162,7 +190,12 @@ where
         if self.ended {
             return Poll::Ready(None);
         }
-        let checked = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+        let Poll::Ready(arrived) = Pin::new(&mut self.inner).poll_frame(cx) else {
+            let late = ready!(self.poll_late(cx));
+            self.ended = true;
+            return Poll::Ready(Some(Err(late)));
+        };
+        let checked = match arrived {
             Some(Ok(frame)) => {
                 let checked = match frame.data_ref() {
                     Some(data) => self.take(data),
@@ -210,7 +243,13 @@ mod tests {
         let pieces: Vec<Result<Frame<Bytes>, Status>> =
             bytes.chunks(piece).map(|piece| Ok(Frame::data(Bytes::copy_from_slice(piece)))).collect();
         let inner = StreamBody::new(futures_util::stream::iter(pieces));
-        let framed = Framed::new(inner, limits, &Budget::new(level.clone(), budget, Level::default()), None);
+        let framed = Framed::new(
+            inner,
+            limits,
+            &Budget::new(level.clone(), budget, Level::default()),
+            None,
+            Duration::MAX,
+        );
         let mut framed = BodyStream::new(framed);
         let read = futures_util::FutureExt::now_or_never(async {
             let mut seen = 0;

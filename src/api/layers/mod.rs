@@ -13,7 +13,7 @@ mod framing;
 mod outgoing;
 mod timeout;
 
-pub(super) use budget::{Budget, Held, RETRY};
+pub(super) use budget::{AnswerBudget, Budget, Held, Owed, RETRY};
 pub(super) use call::{Call, Handling, Measure, StopRule};
 pub(super) use framing::{Framed, Limits};
 pub(super) use outgoing::Outgoing;

@@ -14,19 +14,43 @@ use http_body::{Body, Frame, SizeHint};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status};
 
-use super::{Held, Measure, call::panicked};
-use crate::{api::native::status, broker::Error};
+use super::{Measure, Owed, call::panicked};
+use crate::{
+    api::{connection::Connection, native::status},
+    broker::Error,
+};
 
 /// The body of an answer.
-pub(in crate::api) enum Outgoing {
+pub(in crate::api) struct Outgoing {
+    kind: Kind,
+    connection: Arc<Connection>,
+}
+
+enum Kind {
     /// As it is.
     Plain {
         body: tonic::body::Body,
         /// Memory that it takes, until it has left.
-        held: Option<Arc<Held>>,
+        owed: Option<Arc<Owed>>,
     },
     /// A stream.
     Watched(Box<Watched>),
+}
+
+impl Outgoing {
+    /// An answer to `connection`, for which room was taken if it is large.
+    pub(super) fn plain(
+        body: tonic::body::Body,
+        connection: Arc<Connection>,
+        owed: Option<Arc<Owed>>,
+    ) -> Self {
+        Self { kind: Kind::Plain { body, owed }, connection }
+    }
+
+    /// A stream of answers to `connection`.
+    pub(super) fn watched(stream: Watched, connection: Arc<Connection>) -> Self {
+        Self { kind: Kind::Watched(Box::new(stream)), connection }
+    }
 }
 
 /// A stream of answers.
@@ -89,53 +113,34 @@ impl Watched {
     }
 }
 
-/// The body may be gone long before HTTP/2 has sent its bytes; so they carry what they hold themselves.
-fn counted(bytes: Bytes, held: Arc<Held>) -> Bytes {
-    struct Counted(Bytes, #[expect(dead_code, reason = "held as long as the bytes")] Arc<Held>);
-
-    impl AsRef<[u8]> for Counted {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
-
-    Bytes::from_owner(Counted(bytes, held))
-}
-
 impl Body for Outgoing {
     type Data = Bytes;
     type Error = Status;
 
+    /// The body may be gone long before HTTP/2 has sent its bytes; so they carry themselves what they take.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match &mut *self {
-            Self::Plain { body, held } => {
-                let polled = Pin::new(body).poll_frame(cx);
-                match polled {
-                    Poll::Ready(Some(Ok(frame))) if frame.is_data() => match held.take() {
-                        Some(held) => Poll::Ready(Some(Ok(frame.map_data(|bytes| counted(bytes, held))))),
-                        None => Poll::Ready(Some(Ok(frame))),
-                    },
-                    polled => polled,
-                }
-            }
-            Self::Watched(watched) => watched.poll(cx),
-        }
+        let Self { kind, connection } = &mut *self;
+        let (polled, owed) = match kind {
+            Kind::Plain { body, owed } => (Pin::new(body).poll_frame(cx), owed.as_ref()),
+            Kind::Watched(watched) => (watched.poll(cx), None),
+        };
+        polled.map_ok(|frame| frame.map_data(|bytes| connection.outgoing(bytes, owed.cloned())))
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Plain { body, .. } => body.is_end_stream(),
-            Self::Watched(watched) => watched.ended || watched.inner.is_end_stream(),
+        match &self.kind {
+            Kind::Plain { body, .. } => body.is_end_stream(),
+            Kind::Watched(watched) => watched.ended || watched.inner.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Plain { body, .. } => body.size_hint(),
-            Self::Watched(watched) => watched.inner.size_hint(),
+        match &self.kind {
+            Kind::Plain { body, .. } => body.size_hint(),
+            Kind::Watched(watched) => watched.inner.size_hint(),
         }
     }
 }

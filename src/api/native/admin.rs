@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::{convert, status};
 use crate::{
-    api::metrics::Metrics,
+    api::metrics::{Metrics, Reasons},
     broker::{Broker, Error},
     model::Invalid,
     pb::v1::{self, admin_server::Admin},
@@ -32,6 +32,11 @@ fn refused(error: Error) -> Status {
 
 fn invalid(invalid: Invalid) -> Status {
     status::of(&invalid.into())
+}
+
+fn counts(reasons: &Reasons) -> Vec<v1::ReasonCount> {
+    let count = |(reason, count): (&str, u64)| v1::ReasonCount { reason: reason.to_owned(), count };
+    reasons.list().map(count).collect()
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -134,6 +139,8 @@ impl Admin for AdminApi {
             shards: status.shards.into_iter().map(convert::shard).collect(),
             connections: self.metrics.connections.get(),
             held_pulls: status.held_pulls,
+            connections_closed: counts(&self.metrics.closed_connections),
+            connections_refused: counts(&self.metrics.refused_connections),
         }))
     }
 }

@@ -16,7 +16,10 @@ use super::{
     unary::{self, RequestBody, respond},
 };
 use crate::{
-    api::layers::{Budget, Held, RETRY},
+    api::{
+        connection::Connection,
+        layers::{AnswerBudget, Owed, RETRY},
+    },
     broker::{Broker, Error, PullCommand, PullOutcome, Pulled},
     model::{Invalid, MAX_BATCH_BYTES},
     pb::v1,
@@ -27,10 +30,10 @@ const ANY_SIZE: usize = 2 * MAX_BATCH_BYTES;
 /// Answers below this are not worth the counting.
 const COUNTED_BYTES: u64 = 16 * 1024;
 /// Who calls, as far as the calls need to know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::api) struct Caller {
-    /// Number of its connection.
-    pub(in crate::api) connection: u64,
+    /// Where it is connected.
+    pub(in crate::api) connection: Arc<Connection>,
     /// When it gives up.
     pub(in crate::api) deadline: Option<Instant>,
 }
@@ -41,7 +44,7 @@ pub(in crate::api) struct BrokerApi {
     broker: Broker,
     limits: StreamLimits,
     /// Memory of messages on their way out.
-    answers: Budget,
+    answers: AnswerBudget,
     stop: CancellationToken,
 }
 
@@ -49,7 +52,7 @@ impl BrokerApi {
     pub(in crate::api) fn new(
         broker: Broker,
         limits: StreamLimits,
-        answers: Budget,
+        answers: AnswerBudget,
         stop: CancellationToken,
     ) -> Self {
         Self { broker, limits, answers, stop }
@@ -83,12 +86,14 @@ impl BrokerApi {
         caller: Caller,
     ) -> impl Future<Output = Response<Body>> + Send + use<B> {
         let answers = self.answers.clone();
+        let Caller { connection, deadline } = caller;
+        let number = connection.number;
         // What is only needed to read is in a box that is gone before the wait; what waits is small.
         let read = Box::pin(async move {
             let command = read_pull(&unary::read(body).await?).map_err(invalid)?;
             let offset = command.offset;
-            let Caller { connection, deadline } = caller;
-            Ok::<_, Status>((offset, self.broker.pull(PullCommand { connection, deadline, ..command })))
+            let command = PullCommand { connection: number, deadline, ..command };
+            Ok::<_, Status>((offset, self.broker.pull(command)))
         });
         async move {
             let (offset, pull) = match read.await {
@@ -96,7 +101,7 @@ impl BrokerApi {
                 Err(status) => return status.into_http(),
             };
             match pull.await {
-                Ok(pulled) => found(&answers, offset, pulled),
+                Ok(pulled) => found(&answers, &connection, offset, pulled),
                 Err(error) => status::of(&error).into_http(),
             }
         }
@@ -118,7 +123,11 @@ impl BrokerApi {
         .await
     }
 
-    pub(in crate::api) async fn query_messages<B: RequestBody>(self, body: B) -> Response<Body> {
+    pub(in crate::api) async fn query_messages<B: RequestBody>(
+        self,
+        body: B,
+        connection: Arc<Connection>,
+    ) -> Response<Body> {
         let found = async {
             let query = convert::query(read_plain(unary::read(body).await?).map_err(invalid)?);
             let found = self.broker.query(query.map_err(invalid)?).await;
@@ -128,8 +137,8 @@ impl BrokerApi {
             Ok(found) => found,
             Err(status) => return status.into_http(),
         };
-        match self.answers.take(total(&found.messages)) {
-            Some(held) => holding(respond(Ok(found)), Some(held)),
+        match self.answers.take(&connection, total(&found.messages)) {
+            Some(owed) => owing(respond(Ok(found)), Some(owed)),
             None => status::of(&self.answers.full()).into_http(),
         }
     }
@@ -154,23 +163,28 @@ where
 }
 
 /// The answer to a pull. Without memory for its messages the client is asked to come again.
-fn found(answers: &Budget, offset: i64, mut pulled: Pulled) -> Response<Body> {
+fn found(
+    answers: &AnswerBudget,
+    connection: &Arc<Connection>,
+    offset: i64,
+    mut pulled: Pulled,
+) -> Response<Body> {
     let bytes = total(messages(&pulled));
     if bytes < COUNTED_BYTES {
         return respond(Ok(pulled));
     }
-    let held = answers.take(bytes);
-    if held.is_none() {
+    let owed = answers.take(connection, bytes);
+    if owed.is_none() {
         pulled.outcome = PullOutcome::NoNewMessage(Some(RETRY));
         pulled.next_offset = u64::try_from(offset).unwrap_or_default();
     }
-    holding(respond(Ok(pulled)), held)
+    owing(respond(Ok(pulled)), owed)
 }
 
 /// The response holds on to memory until it has been sent.
-fn holding(mut response: Response<Body>, held: Option<Arc<Held>>) -> Response<Body> {
-    if let Some(held) = held {
-        response.extensions_mut().insert(held);
+fn owing(mut response: Response<Body>, owed: Option<Arc<Owed>>) -> Response<Body> {
+    if let Some(owed) = owed {
+        response.extensions_mut().insert(owed);
     }
     response
 }

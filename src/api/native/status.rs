@@ -53,6 +53,7 @@ fn code(error: &Error) -> Code {
             Code::FailedPrecondition
         }
         Error::LimitReached { .. } | Error::DiskFull { .. } | Error::Busy { .. } => Code::ResourceExhausted,
+        Error::RequestTimeout { .. } => Code::DeadlineExceeded,
         Error::Fenced(_) | Error::Stopping => Code::Unavailable,
         Error::ReadFailed(_) | Error::Internal(_) => Code::Internal,
     }
@@ -86,7 +87,13 @@ mod tests {
             ("limit", "is 65; use 1 to 64")
         );
 
-        let busy = Error::Busy { bytes: 10, limit: 9, retry: Duration::from_millis(20) };
+        let busy = Error::Busy {
+            what: "bytes wait to be written",
+            key: "store.inbox_size",
+            seen: 10,
+            limit: 9,
+            retry: Duration::from_millis(20),
+        };
         let details = of(&busy).get_error_details();
         assert_eq!(details.retry_info().unwrap().retry_delay, Some(Duration::from_millis(20)));
         assert_eq!(details.error_info().unwrap().metadata["limit"], "9");

@@ -20,6 +20,9 @@ const PREFIX: usize = 5;
 /// Room for a request that comes in several pieces, at most, before its bytes are there.
 const TRUSTED_BYTES: usize = 1024 * 1024;
 
+/// Answers leave in pieces of this size at most, so that a slow client is seen to move on.
+const PIECE_BYTES: usize = 256 * 1024;
+
 /// What requests come as; their framing has been checked.
 pub(in crate::api) trait RequestBody:
     HttpBody<Data = Bytes, Error = Status> + Unpin + Send + 'static
@@ -101,7 +104,10 @@ impl HttpBody for OneAnswer {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if let Some(bytes) = self.bytes.take() {
+        if let Some(mut bytes) = self.bytes.take() {
+            if bytes.len() > PIECE_BYTES {
+                self.bytes = Some(bytes.split_off(PIECE_BYTES));
+            }
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if std::mem::replace(&mut self.ended, true) {

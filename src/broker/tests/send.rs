@@ -80,7 +80,7 @@ async fn one_bad_message_refuses_the_batch_and_makes_no_topic() {
     let error = house.broker.send(to("t", vec![message(&"x".repeat((4 << 20) + 1))])).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "messages[0].body: has 4194305 bytes, over the limit of 4194304; split the message or keep its content elsewhere"
+        "messages[0].body: has 4194305 bytes, over the limit of 4194304 (`send.body_max`); split the message or keep its content elsewhere"
     );
     assert!(house.broker.list_topics(ListCommand::default()).await.unwrap().items.is_empty());
 }
