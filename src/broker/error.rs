@@ -190,6 +190,10 @@ pub enum Error {
     #[error("reading the log failed: {0}; look at the broker's log and the node status")]
     ReadFailed(String),
 
+    /// A file of the key index was found damaged.
+    #[error("a file of the key index is damaged and is being rebuilt from the log; retry")]
+    Rebuilding,
+
     /// A bug.
     #[error("internal error: {0}; please report it")]
     Internal(String),
@@ -224,6 +228,7 @@ impl Error {
             Self::Fenced(_) => "FENCED",
             Self::Stopping => "STOPPING",
             Self::ReadFailed(_) => "READ_FAILED",
+            Self::Rebuilding => "REBUILDING",
             Self::Internal(_) => "INTERNAL",
         }
     }
@@ -233,7 +238,7 @@ impl Error {
         match self {
             Self::Busy { retry, .. } => Some(*retry),
             Self::DiskFull { .. } => Some(Duration::from_secs(5)),
-            Self::Stopping => Some(Duration::from_secs(1)),
+            Self::Stopping | Self::Rebuilding => Some(Duration::from_secs(1)),
             _ => None,
         }
     }
@@ -296,6 +301,7 @@ impl Error {
             | Self::Fenced(_)
             | Self::Stopping
             | Self::ReadFailed(_)
+            | Self::Rebuilding
             | Self::Internal(_) => Vec::new(),
         }
     }
@@ -323,6 +329,7 @@ impl From<StoreError> for Error {
             StoreError::Stopping => Self::Stopping,
             StoreError::TooLarge { bytes, limit } => Self::FrameTooLarge { bytes, limit },
             StoreError::Read(cause) => Self::ReadFailed(cause),
+            StoreError::Rebuilding => Self::Rebuilding,
         }
     }
 }

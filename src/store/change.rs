@@ -11,6 +11,7 @@
 //! | `Progress` | group u64, n u32, n × (topic u64, queue u32, offset u64) |
 //! | `Bounds` | topic u64, queue u32, start u64, end u64, n u32, n × lost (begin u64, end u64) |
 //! | `Reserved` | topic u64, queue u32, until u64 |
+//! | `Trimmed` | position u64 |
 //!
 //! A text is its length (u16) and its bytes. A retention of 0 stands for no limit.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -39,6 +40,7 @@ pub enum Change {
     Progress { group: GroupId, offsets: Vec<(QueueKey, u64)> },
     Bounds { queue: QueueKey, start: u64, end: u64, lost: Vec<(u64, u64)> },
     Reserved { queue: QueueKey, until: u64 },
+    Trimmed { position: u64 },
 }
 
 impl Change {
@@ -53,6 +55,7 @@ impl Change {
             Self::Progress { .. } => RecordKind::Progress,
             Self::Bounds { .. } => RecordKind::Bounds,
             Self::Reserved { .. } => RecordKind::Reserved,
+            Self::Trimmed { .. } => RecordKind::Trimmed,
         }
     }
 
@@ -99,6 +102,7 @@ impl Change {
                 put_queue(&mut out, *queue);
                 out.put_u64(*until);
             }
+            Self::Trimmed { position } => out.put_u64(*position),
         }
         out
     }
@@ -153,6 +157,7 @@ impl Change {
                 Self::Bounds { queue, start, end, lost }
             }
             RecordKind::Reserved => Self::Reserved { queue: queue(reader)?, until: reader.u64()? },
+            RecordKind::Trimmed => Self::Trimmed { position: reader.u64()? },
         })
     }
 }
@@ -229,6 +234,7 @@ mod tests {
             Change::Progress { group: GroupId(96), offsets: vec![(queue, 12), (queue, 13)] },
             Change::Bounds { queue, start: 5, end: 90, lost: vec![(7, 9)] },
             Change::Reserved { queue, until: 1024 },
+            Change::Trimmed { position: 65_536 },
         ]
     }
 

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use super::{
     Damage, OpenError, Options,
+    change::Change,
     disk::{Disk, RealDisk},
     frame::{Record, RecordHeader, RecordKind, Seed},
     keys,
-    recovery::{adopt_segments, keys_dir, log_dir, snapshot_dir},
+    recovery::{adopt_segments, keys_dir, log_dir, missing_front, note, snapshot_dir},
     scan::{Scan, Sink},
     segment::Segments,
     snapshot,
@@ -48,10 +49,19 @@ pub struct Report {
 /// version.
 pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, OpenError> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+    check_on(&disk, dir, progress)
+}
+
+/// As [`check`], on any disk.
+pub(super) fn check_on(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Report, OpenError> {
     let options = Options::new(dir, "");
     let log = log_dir(&options);
     let failed = |error: io::Error| OpenError(format!("{}: {error}", log.display()));
-    let segments = Segments::new(Arc::clone(&disk), log.clone());
+    let segments = Segments::new(Arc::clone(disk), log.clone());
     let found = segments.find().map_err(failed)?;
     if found.is_empty() {
         return Err(OpenError(format!("{} holds no log; give the directory of a shard", log.display())));
@@ -61,21 +71,27 @@ pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, O
         _ => failed(error),
     })?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(None, &segments, found, &mut damage)?;
+    let shard_id = adopt_segments(&options, disk, &segments, found, &mut damage)?;
     let (count, log_bytes) = segments.size();
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
     let stop = segments.all().last().map_or(0, |segment| segment.end());
     let records = BTreeMap::new();
-    let mut sink = Checker { records, damage, progress, from: log_start, to: stop };
+    let mut sink = Checker { trimmed: 0, records, damage, progress, from: log_start, to: stop };
     let end = Scan::new(&segments, Seed::new(shard_id), (0, 0), &mut sink)
         .run(log_start)
         .map_err(|error| OpenError(error.to_string()))?;
-    let Checker { records, damage, .. } = sink;
+    let Checker { records, mut damage, trimmed, .. } = sink;
+    if let Some(place) = missing_front(&segments, trimmed) {
+        note(&mut damage, place);
+    }
+    // What a file lacks behind the log's end was never used.
+    damage.retain(|place| place.begin == place.end || place.begin < end.position);
+    damage.iter_mut().for_each(|place| place.end = place.end.min(end.position).max(place.begin));
     progress(stop - log_start, stop - log_start);
-    let snapshots = snapshot::load_all(&disk, &snapshot_dir(&options), shard_id)
+    let snapshots = snapshot::load_all(disk, &snapshot_dir(&options), shard_id)
         .map(|(file, loaded)| (file.display().to_string(), loaded.err()))
         .collect();
-    let keys = keys::check(&disk, &keys_dir(&options), shard_id)
+    let keys = keys::check(disk, &keys_dir(&options), shard_id)
         .into_iter()
         .map(|(file, problem)| (file.display().to_string(), problem))
         .collect();
@@ -95,6 +111,7 @@ pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, O
 }
 
 struct Checker<'a> {
+    trimmed: u64,
     records: BTreeMap<&'static str, u64>,
     damage: Vec<Damage>,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -105,6 +122,9 @@ struct Checker<'a> {
 impl Sink for Checker<'_> {
     fn record(&mut self, record: &Record<'_>) {
         *self.records.entry(name(record.header.kind)).or_default() += 1;
+        if let Some(Change::Trimmed { position }) = Change::decode(record.header.kind, record.payload) {
+            self.trimmed = self.trimmed.max(position);
+        }
     }
 
     fn lost_message(&mut self, _position: u64, header: &RecordHeader) {
@@ -116,7 +136,7 @@ impl Sink for Checker<'_> {
     }
 
     fn damage(&mut self, file: String, begin: u64, end: u64, text: &str) {
-        self.damage.push(Damage { file, begin, end, text: text.into() });
+        note(&mut self.damage, Damage { file, begin, end, text: text.into() });
     }
 
     fn progress(&mut self, position: u64) {
@@ -136,5 +156,6 @@ fn name(kind: RecordKind) -> &'static str {
         RecordKind::Progress => "progress",
         RecordKind::Bounds => "bounds",
         RecordKind::Reserved => "reserved",
+        RecordKind::Trimmed => "trimmed",
     }
 }

@@ -109,6 +109,8 @@ pub enum RecordKind {
     Bounds,
     /// Offsets that readers of an async queue may see before they are durable.
     Reserved,
+    /// Up to where retention may have removed the log.
+    Trimmed,
 }
 
 impl RecordKind {
@@ -125,6 +127,7 @@ impl RecordKind {
             Self::Progress => 14,
             Self::Bounds => 15,
             Self::Reserved => 16,
+            Self::Trimmed => 17,
         }
     }
 
@@ -141,6 +144,7 @@ impl RecordKind {
             14 => Self::Progress,
             15 => Self::Bounds,
             16 => Self::Reserved,
+            17 => Self::Trimmed,
             _ => return None,
         })
     }

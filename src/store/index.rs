@@ -5,10 +5,10 @@
 //!
 //! | at | bytes | entry | meaning |
 //! |---:|---:|---|---|
-//! |  0 | 8 | position | of the record in the log |
+//! |  0 | 7 | position | of the record in the log |
+//! |  7 | 1 | flags | none yet; room for entries that point at a message stored earlier |
 //! |  8 | 4 | length | of the record |
-//! | 12 | 2 | flags | none yet; room for entries that point at a message stored earlier |
-//! | 14 | 2 | check | of the entry and its place: topic, queue, offset |
+//! | 12 | 4 | check | CRC-32C of topic, queue, offset and the other fields; 1 where it is 0 |
 //! | 16 | 8 | tag hash | 0: no tag |
 //! | 24 | 8 | store time | milliseconds since 1970 |
 //!
@@ -17,7 +17,6 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use parking_lot::{Mutex, RwLock};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
     codec::{Put, Reader},
@@ -25,6 +24,8 @@ use super::{
 };
 use crate::model::QueueKey;
 
+/// Bits of a position; the rest are flags.
+const POSITION_BITS: u32 = 56;
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 32;
 /// Entries of the smallest block; places count in these.
@@ -53,8 +54,7 @@ impl Entry {
         let mut bytes = Vec::with_capacity(ENTRY_BYTES);
         bytes.put_u64(self.position);
         bytes.put_u32(self.length);
-        bytes.put_u16(0);
-        bytes.put_u16(self.check(queue, offset));
+        bytes.put_u32(self.check(queue, offset));
         bytes.put_u64(self.tag_hash);
         bytes.put_u64(self.store_ms);
         bytes.try_into().unwrap_or([0; ENTRY_BYTES])
@@ -63,25 +63,21 @@ impl Entry {
     /// `None` when the bytes are not the entry of this place.
     pub fn decode(bytes: &[u8], queue: QueueKey, offset: u64) -> Option<Self> {
         let mut reader = Reader::new(bytes);
-        let (position, length, flags, check) = (reader.u64()?, reader.u32()?, reader.u16()?, reader.u16()?);
+        let (position, length, check) = (reader.u64()?, reader.u32()?, reader.u32()?);
         let entry = Self { position, length, tag_hash: reader.u64()?, store_ms: reader.u64()? };
-        (flags == 0 && check == entry.check(queue, offset)).then_some(entry)
+        (position >> POSITION_BITS == 0 && check == entry.check(queue, offset)).then_some(entry)
     }
 
-    fn check(&self, queue: QueueKey, offset: u64) -> u16 {
-        let mut bytes = [0u8; 28];
-        let fields =
-            [&self.position.to_le_bytes()[..], &self.length.to_le_bytes(), &self.tag_hash.to_le_bytes()];
-        let mut at = 0;
-        for field in fields.into_iter().chain([&self.store_ms.to_le_bytes()[..]]) {
-            if let Some(place) = bytes.get_mut(at..at + field.len()) {
-                place.copy_from_slice(field);
-            }
-            at += field.len();
-        }
-        let seed = queue.topic.0.rotate_left(32) ^ u64::from(queue.queue).rotate_left(17) ^ offset;
-        // Folded so that the zeros of an unwritten entry do not pass.
-        (xxh3_64_with_seed(&bytes, seed) >> 48) as u16 | 1
+    /// Never 0, so that an unwritten entry is none. Any change within four bytes shows.
+    fn check(&self, queue: QueueKey, offset: u64) -> u32 {
+        let place = u128::from(queue.topic.0) | u128::from(offset) << 64;
+        let times = u128::from(self.tag_hash) | u128::from(self.store_ms) << 64;
+        let record = u128::from(self.position) | u128::from(self.length) << 64;
+        let record = record | u128::from(queue.queue) << 96;
+        let crc = [place, record, times]
+            .iter()
+            .fold(0, |crc, fields| crc32c::crc32c_append(crc, &fields.to_le_bytes()));
+        crc.max(1)
     }
 }
 

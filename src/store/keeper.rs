@@ -11,13 +11,15 @@ use super::{
     index::Entry,
     queue::Queue,
     retention::Retention,
-    scan::{Scan, Sink},
+    scan::{Scan, ScanError, Sink},
     shard::Shard,
     snapshot,
 };
 use crate::model::{QueueKey, TopicId};
 
 const SPACE_INTERVAL: Duration = Duration::from_secs(1);
+/// A repair that failed is tried again after this time.
+const MEND_RETRY: Duration = Duration::from_secs(5);
 
 /// A mark or two of an idle log are not worth a snapshot.
 const WORTH_A_SNAPSHOT: u64 = 1024;
@@ -28,6 +30,8 @@ pub struct Keeper {
     snapshot_at: Duration,
     retention_at: Duration,
     retention: Retention,
+    /// Damaged indexes are not mended before.
+    mend_at: Duration,
     /// Where the log stood when a snapshot failed; not tried again before it has grown.
     snapshot_failed: Option<u64>,
 }
@@ -38,6 +42,7 @@ impl Keeper {
         Self {
             space_at: now,
             snapshot_at: now,
+            mend_at: now,
             retention_at: now,
             retention: Retention::new(shard),
             snapshot_failed: None,
@@ -55,7 +60,9 @@ impl Keeper {
             return;
         }
         self.flush_keys(shard);
-        self.rebuild_indexes(shard);
+        if now >= self.mend_at && !mend(shard) {
+            self.mend_at = now + MEND_RETRY;
+        }
         if self.snapshot_due(shard, now) {
             self.snapshot(shard, now);
         }
@@ -116,29 +123,78 @@ impl Keeper {
             }
         }
     }
+}
 
-    /// Rebuilds the index of queues where damage was found, from the log.
-    fn rebuild_indexes(&mut self, shard: &Arc<Shard>) {
-        let found = shard.damaged_indexes.lock().clone();
-        let damaged: Vec<Arc<Queue>> = found.iter().filter_map(|&key| shard.tables.queue(key)).collect();
-        if damaged.is_empty() {
-            return;
-        }
+/// Rebuilds from the log what was found damaged in indexes. Answers whether all of it could be.
+pub fn mend(shard: &Arc<Shard>) -> bool {
+    let queues = rebuild_indexes(shard)
+        .inspect_err(|error| tracing::error!(%error, "cannot rebuild a damaged queue index; trying again"));
+    let keys = mend_keys(shard)
+        .inspect_err(|error| tracing::error!(%error, "cannot rebuild a damaged key index; trying again"));
+    queues.is_ok() && keys.is_ok()
+}
+
+fn rebuild_indexes(shard: &Arc<Shard>) -> Result<(), ScanError> {
+    let found = shard.damaged_indexes.lock().clone();
+    let damaged: Vec<Arc<Queue>> = found.iter().filter_map(|&key| shard.tables.queue(key)).collect();
+    if !damaged.is_empty() {
         let from = shard.segments.all().first().map_or(0, |segment| segment.base);
         let mut sink = Rebuild { shard, queues: &damaged };
-        if let Err(error) = Scan::new(&shard.segments, shard.seed, (0, 0), &mut sink).run(from) {
-            tracing::error!(%error, "cannot rebuild a damaged queue index; trying again");
-            return;
+        Scan::new(&shard.segments, shard.seed, (0, 0), &mut sink).run(from)?;
+    }
+    shard.damaged_indexes.lock().retain(|key| !found.contains(key));
+    if damaged.is_empty() {
+        return Ok(());
+    }
+    let mut ends = Vec::new();
+    for queue in &damaged {
+        queue.give_up_damaged(&shard.space);
+        queue.index_damaged().store(false, Ordering::Release);
+        ends.push((queue.key(), queue.bounds().1));
+    }
+    tracing::warn!(
+        event = "storage.index_rebuilt",
+        queues = damaged.len(),
+        "rebuilt damaged queue indexes from the log"
+    );
+    shard.news.grew(&ends);
+    Ok(())
+}
+
+fn mend_keys(shard: &Arc<Shard>) -> Result<(), String> {
+    while let Some(part) = shard.keys.damaged_part() {
+        shard.keys.mend(&part, |push| {
+            let segment = shard.segments.holding(part.start).or_else(|| shard.segments.after(part.start));
+            let Some(segment) = segment.filter(|segment| segment.base < part.end) else { return Ok(()) };
+            let mut sink = LookUps { push };
+            let scan = Scan::new(&shard.segments, shard.seed, (0, 0), &mut sink);
+            scan.until(part.end).run(segment.base).map(|_| ()).map_err(|error| error.to_string())
+        })?;
+        tracing::warn!(
+            event = "storage.index_rebuilt",
+            begin = part.start,
+            end = part.end,
+            "rebuilt a damaged file of the key index from the log"
+        );
+    }
+    Ok(())
+}
+
+/// Hands on the look-ups of messages.
+struct LookUps<'a> {
+    push: &'a mut dyn FnMut((u64, u64)),
+}
+
+impl Sink for LookUps<'_> {
+    fn record(&mut self, record: &Record<'_>) {
+        if record.header.kind == RecordKind::Message {
+            record.hashes().for_each(|hash| (self.push)((hash, record.position)));
         }
-        shard.damaged_indexes.lock().retain(|key| !found.contains(key));
-        let mut ends = Vec::new();
-        for queue in &damaged {
-            queue.give_up_damaged(&shard.space);
-            queue.index_damaged().store(false, Ordering::Release);
-            ends.push((queue.key(), queue.bounds().1));
-        }
-        tracing::warn!(queues = damaged.len(), "rebuilt damaged queue indexes from the log");
-        shard.news.grew(&ends);
+    }
+    fn lost_message(&mut self, _position: u64, _header: &RecordHeader) {}
+    fn damage(&mut self, _file: String, _begin: u64, _end: u64, _text: &str) {}
+    fn progress(&mut self, position: u64) {
+        tracing::info!(position, "rebuilding a file of the key index from the log");
     }
 }
 

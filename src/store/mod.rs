@@ -50,6 +50,9 @@ use crate::{
     runtime::Clock,
 };
 
+/// Changes of state in one frame.
+const FRAME_CHANGES: usize = 1024;
+
 /// Hears that queues have grown. Called by whoever published; must be quick and must not call back.
 pub trait News: Send + Sync {
     /// Each queue is now readable up to (without) the offset beside it.
@@ -117,6 +120,9 @@ pub enum StoreError {
     /// The device failed to read.
     #[error("reading the log failed: {0}")]
     Read(String),
+    /// A file of the key index was found damaged.
+    #[error("a file of the key index is damaged and is being rebuilt from the log; retry")]
+    Rebuilding,
 }
 
 /// Why a transaction did not happen: the caller's own decision, or the store's.
@@ -366,11 +372,23 @@ impl Store {
                 _ => None,
             })
             .collect();
-        let opened = self.shard.transact::<(), ()>(Purpose::State, |tx| {
-            tx.change(change::Change::Opened { epoch, boot_id, version });
-            changes.into_iter().for_each(|change| tx.change(change));
-            Ok(())
-        });
+        // The last frame says that the writer began, so that a crash before it finds all this again.
+        let mut rest = changes;
+        let opened = loop {
+            let part: Vec<_> = rest.drain(..rest.len().min(FRAME_CHANGES)).collect();
+            let last = rest.is_empty();
+            let opened = self.shard.transact::<(), ()>(Purpose::State, |tx| {
+                part.iter().for_each(|change| tx.change(change.clone()));
+                if last {
+                    let (boot_id, version) = (boot_id.clone(), version.clone());
+                    tx.change(change::Change::Opened { epoch, boot_id, version });
+                }
+                Ok(())
+            });
+            if last || opened.is_err() {
+                break opened;
+            }
+        };
         let outcome = match opened {
             Ok(((), pending)) => pending.wait().map(|_| ()),
             Err(TransactError::Store(error)) => Err(error),

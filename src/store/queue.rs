@@ -250,9 +250,33 @@ impl Queue {
         }
     }
 
-    /// What the log does not have either is lost.
+    /// What the log does not have either is lost. Counts anew what is left.
     pub(super) fn give_up_damaged(&self, space: &IndexSpace) {
-        self.index.write().give_up_damaged(space, self.key, self.start());
+        let mut index = self.index.write();
+        index.give_up_damaged(space, self.key, self.start());
+        let mut bytes = 0;
+        index.walk(space, self.key, self.start(), u64::MAX, |_, seen| {
+            if let Lookup::Entry(entry) = seen {
+                bytes += u64::from(entry.length);
+            }
+            true
+        });
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The message at `offset` cannot be read, and the place where it stood is given up.
+    pub(super) fn lose(&self, space: &IndexSpace, offset: u64, position: u64) {
+        let lost = Entry { position: 0, length: 0, tag_hash: 0, store_ms: 0 };
+        let mut index = self.index.write();
+        if let Lookup::Entry(entry) = index.get(space, self.key, offset)
+            && entry.position == position
+            && index.replace(space, self.key, offset, &lost).is_ok()
+        {
+            let length = u64::from(entry.length);
+            let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
+                Some(bytes.saturating_sub(length))
+            });
+        }
     }
 
     /// Gives its index blocks back.

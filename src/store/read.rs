@@ -91,7 +91,7 @@ impl Shard {
     }
 
     /// Stops readers of the queue before the damage, and has the index rebuilt.
-    fn index_damaged(&self, queue: &Queue, offset: u64) {
+    pub(super) fn index_damaged(&self, queue: &Queue, offset: u64) {
         let gone = self.tables.queue(queue.key()).is_none_or(|known| !std::ptr::eq(&*known, queue));
         if gone || queue.index_damaged().swap(true, Ordering::AcqRel) {
             return;
@@ -165,14 +165,21 @@ impl Shard {
                         self.checked(key, slot, &record)
                     }));
                 }
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    fetched.extend(run.iter().map(|slot| Fetched {
-                        offset: slot.offset,
-                        store_ms: slot.store_ms,
-                        payload: None,
-                    }));
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+                // The file was cut, or a sector cannot be read: each for itself, since what is at fault may lie
+                // between them or behind. What the device will not read is not called lost: it may come back.
+                Err(_) => {
+                    for slot in run {
+                        let mut bytes = BytesMut::zeroed(slot.length as usize);
+                        match read(&segment, &mut bytes, slot.position.0) {
+                            Ok(()) => fetched.push(self.checked(key, slot, &bytes.freeze())),
+                            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                                fetched.push(self.lost(key, slot));
+                            }
+                            Err(error) => return Err(self.unreadable(slot, &error)),
+                        }
+                    }
                 }
-                Err(error) => return Err(error),
             }
         }
         Ok(fetched)
@@ -195,7 +202,7 @@ impl Shard {
         };
         Ok(Some(match moved {
             Some((slot, bytes)) => self.checked(key, &slot, &bytes),
-            None => Fetched { offset: slot.offset, store_ms: slot.store_ms, payload: None },
+            None => self.lost(key, slot),
         }))
     }
 
@@ -210,20 +217,34 @@ impl Shard {
             {
                 fetched.payload = Some(bytes.slice_ref(record.payload));
             }
-            _ => self.note_damage(Damage {
-                file: self
-                    .segments
-                    .holding(slot.position.0)
-                    .map_or_else(String::new, |segment| segment.path.display().to_string()),
-                begin: slot.position.0,
-                end: slot.end(),
-                text: format!(
-                    "the message at offset {} of queue {} of topic {} is damaged; its readers are told",
-                    slot.offset, key.queue, key.topic.0
-                ),
-            }),
+            _ => return self.lost(key, slot),
         }
         fetched
+    }
+
+    fn unreadable(&self, slot: &Slot, error: &io::Error) -> io::Error {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            return io::ErrorKind::WouldBlock.into();
+        }
+        let file = self.segments.file_of(slot.position.0);
+        let text =
+            format!("{file}: the message at offset {}, position {}: {error}", slot.offset, slot.position.0);
+        tracing::error!(event = "storage.read_failed", file, position = slot.position.0, offset = slot.offset, %error, "cannot read a message");
+        io::Error::new(error.kind(), text)
+    }
+
+    /// A message that cannot be had any more.
+    fn lost(&self, key: QueueKey, slot: &Slot) -> Fetched {
+        self.note_damage(Damage {
+            file: self.segments.file_of(slot.position.0),
+            begin: slot.position.0,
+            end: slot.end(),
+            text: format!(
+                "the message at offset {} of queue {} of topic {} is damaged; its readers are told",
+                slot.offset, key.queue, key.topic.0
+            ),
+        });
+        Fetched { offset: slot.offset, store_ms: slot.store_ms, payload: None }
     }
 
     /// See [`super::Store::lookup`].
@@ -234,7 +255,7 @@ impl Shard {
         mut see: impl FnMut(Found) -> bool,
     ) -> Result<bool, StoreError> {
         let mut positions = Vec::new();
-        let more = self.keys.lookup(hash, candidates, &mut positions);
+        let more = self.keys.lookup(hash, candidates, &mut positions).map_err(|_| StoreError::Rebuilding)?;
         for position in positions {
             let found = self.record_at(position).map_err(|error| StoreError::Read(error.to_string()))?;
             if let Some(found) = found
@@ -273,8 +294,15 @@ impl Shard {
         Ok(Some(Found { topic, place, payload: bytes.slice_ref(record.payload) }))
     }
 
-    /// All bytes of the record at `position`.
+    /// All bytes of the record at `position`; `None` where there is none, as in a file that was cut.
     pub(super) fn record_bytes(&self, position: u64) -> io::Result<Option<Bytes>> {
+        match self.try_record_bytes(position) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            read => read,
+        }
+    }
+
+    fn try_record_bytes(&self, position: u64) -> io::Result<Option<Bytes>> {
         let Some(segment) = self.segments.holding(position) else { return Ok(None) };
         if segment.end() - position < RECORD_HEADER as u64 {
             return Ok(None);

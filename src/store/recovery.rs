@@ -1,15 +1,23 @@
 //! Opening a shard: find its files, load the newest snapshot, replay the log behind it.
 
-use std::{collections::HashMap, io, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
     Damage, OpenError, Options,
     change::Change,
     codec::align8,
     disk::Disk,
-    frame::{FORMAT, FRAME_HEADER, FrameHeader, RELOCATED, Record, RecordHeader, RecordKind, Seed},
-    index::{Entry, IndexSpace},
-    keys::KeyIndex,
+    frame::{
+        Bad, FORMAT, FRAME_HEADER, FrameHeader, RECORD_HEADER, RELOCATED, Record, RecordHeader, RecordKind,
+        Seed,
+    },
+    index::{self, IndexSpace},
+    keys::{self, KeyIndex},
     log::Inner,
     queue::Queue,
     scan::{End, Scan, ScanError, Sink},
@@ -41,6 +49,15 @@ pub struct Opened {
     pub changes: Vec<Change>,
 }
 
+/// Adds a place, unless it lies in one that is named already.
+pub(super) fn note(damage: &mut Vec<Damage>, place: Damage) {
+    let inside =
+        |known: &Damage| known.begin < known.end && known.begin <= place.begin && place.end <= known.end;
+    if !damage.iter().any(inside) {
+        damage.push(place);
+    }
+}
+
 fn failed(what: &Path) -> impl Fn(io::Error) -> OpenError + '_ {
     move |error| OpenError(format!("{}: {error}", what.display()))
 }
@@ -52,7 +69,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     segments.tidy().map_err(failed(&dir))?;
     let found = segments.find().map_err(failed(&dir))?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(Some(&options.shard), &segments, found, &mut damage)?;
+    let shard_id = adopt_segments(options, disk, &segments, found, &mut damage)?;
     let seed = Seed::new(shard_id);
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
 
@@ -69,6 +86,8 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     // The key index must not have a hole; if it is behind, replay from there does no harm to the rest.
     let from = known.min(covered).max(log_start);
     let mut sink = Replay {
+        unknown: Vec::new(),
+        segments: &segments,
         tables: &tables,
         space: &space,
         keys: &keys,
@@ -85,18 +104,43 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     if let Some(error) = sink.error {
         return Err(OpenError(format!("cannot rebuild the queue index: {error}")));
     }
+    let mut unknown = sink.unknown;
+    if let Some(place) = missing_front(&segments, tables.trimmed()) {
+        note(&mut damage, place);
+    }
+    let lost = damage.iter().any(|place| place.begin < place.end);
+    let adopted = if lost { tables.adopt_unknown(&space) } else { Vec::new() };
+    for change in &adopted {
+        let text = match change {
+            Change::Topic { id, name, .. } => {
+                format!("the record of topic {} is lost; its messages are in `{name}`", id.0)
+            }
+            Change::Group { id, name, .. } => {
+                format!("the record of group {} is lost; its progress is in `{name}`", id.0)
+            }
+            _ => continue,
+        };
+        damage.push(Damage { file: dir.display().to_string(), begin: 0, end: 0, text });
+    }
     tables.recovered(&space);
     if let Some(snapshot) = &snapshot {
         end.epoch = end.epoch.max(snapshot.epoch);
         end.store_ms = end.store_ms.max(snapshot.store_ms);
         end.clean |= end.position <= snapshot.position && tables.writer().closed;
-        if end.position < snapshot.position {
-            let (begin, stop) = (end.position, snapshot.position);
-            let text = "the log ends before the state that was saved of it; what is missing is lost";
-            damage.push(Damage { file: dir.display().to_string(), begin, end: stop, text: text.into() });
-            end.position = align8(usize::try_from(stop).unwrap_or(usize::MAX)) as u64;
-        }
     }
+    // Neither says more than was durable in the log.
+    let saved = known.max(covered);
+    let there = segments.all().last().map_or(log_start, |segment| segment.end()).min(end.position);
+    if there < saved {
+        let text = "the log ends before the state that was saved of it; what is missing is lost";
+        let file = segments.file_of(there);
+        note(&mut damage, Damage { file, begin: there, end: saved, text: text.into() });
+        unknown.extend((saved > known).then_some((there.max(known), saved)));
+        end.position = align8(usize::try_from(saved).unwrap_or(usize::MAX)) as u64;
+    }
+    // What a file lacks behind the log's end was never used.
+    damage.retain(|place| place.begin == place.end || place.begin < end.position);
+    damage.iter_mut().for_each(|place| place.end = place.end.min(end.position).max(place.begin));
     if let Some(torn) = end.torn {
         tracing::warn!(
             event = "storage.recovered",
@@ -110,7 +154,9 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     }
     let first = tables.writer().epoch == 0;
     let opening = Opening { bytes: end.position.saturating_sub(from), clean: end.clean || first };
-    let changes = lost_by_power_cut(options, disk, &tables, &end)?;
+    let mut changes = lost_by_power_cut(options, disk, &tables, &end)?;
+    changes.extend(adopted);
+    skip_unknown(&tables, &unknown, &mut changes);
     let segment = place_end(options, &segments, shard_id, &mut end).map_err(failed(&dir))?;
     keys.cut(end.position).map_err(failed(&path))?;
     let inner = Inner::new(end.position, segment, end.epoch.saturating_add(1), end.store_ms);
@@ -130,9 +176,12 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     Ok(Opened { recovered, changes })
 }
 
-/// Opens the files that belong to this shard. The shard's id is what most of them say.
+/// Opens the files that belong to this shard: those whose header says so, whatever their names, and those
+/// with a damaged header in which frames of this shard stand where the name says. The shard's id is what most
+/// headers say; any name of the shard will do where `options` has none.
 pub(super) fn adopt_segments(
-    shard: Option<&str>,
+    options: &Options,
+    disk: &Arc<dyn Disk>,
     segments: &Segments,
     found: Vec<FoundSegment>,
     damage: &mut Vec<Damage>,
@@ -145,74 +194,195 @@ pub(super) fn adopt_segments(
             )));
         }
     }
-    let mut votes: HashMap<u64, usize> = HashMap::new();
-    for (header, _) in found.iter().filter_map(|segment| segment.header.as_ref().ok()) {
-        *votes.entry(header.shard_id).or_default() += 1;
-    }
-    let first =
-        found.iter().find_map(|segment| segment.header.as_ref().ok()).map(|(header, _)| header.shard_id);
-    let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
-    let Some(shard_id) = elected else {
-        return match found.first() {
-            None => Ok(new_id()),
-            Some(segment) => Err(OpenError(format!(
-                "{}: the header of the log's only segment is damaged, so it cannot be told which shard it \
-                 belongs to; restore the first 4096 bytes of the file from a copy, or look at it with \
-                 `holdfast store check`",
-                segment.path.display()
-            ))),
-        };
+    let shard_id = match elect(options, disk, &found)? {
+        Some(id) => id,
+        None => return Ok(new_id()),
     };
-    let mut end = 0;
+    let mut note = |path: &Path, begin: u64, end: u64, text: String| {
+        damage.push(Damage { file: path.display().to_string(), begin, end, text });
+    };
+    // By base; of two files for the same one that whose name fits.
+    let mut ours: BTreeMap<u64, (PathBuf, u64, u64)> = BTreeMap::new();
+    let mut misnamed = Vec::new();
+    let mut headless = Vec::new();
     for segment in found {
-        let file = segment.path.display().to_string();
-        let (base, capacity) = match &segment.header {
-            Ok((header, whole)) if header.shard_id == shard_id && header.base == segment.base => {
-                if !whole {
-                    let text = "one copy of the header is damaged; the other is used".into();
-                    damage.push(Damage { file: file.clone(), begin: segment.base, end: segment.base, text });
-                }
-                if let Some(shard) = shard.filter(|shard| *shard != header.shard) {
-                    return Err(OpenError(format!(
-                        "{file} belongs to shard `{}`, not `{shard}`; check the data directory and the shard's name",
-                        header.shard
-                    )));
-                }
-                (header.base, header.capacity)
-            }
-            Ok((header, _)) => {
-                let text = format!(
-                    "belongs to shard {:016x} at {}; left alone and not read",
-                    header.shard_id, header.base
-                );
-                damage.push(Damage { file, begin: segment.base, end: segment.base, text });
-                continue;
-            }
-            Err(_) => {
-                let capacity = segment.bytes.saturating_sub(HEADER_BYTES);
-                let text = "the header is damaged; name and length of the file stand in for it".into();
-                damage.push(Damage { file, begin: segment.base, end: segment.base, text });
-                if capacity == 0 {
-                    continue;
-                }
-                (segment.base, capacity & !7)
-            }
+        let (path, named, bytes) = (segment.path, segment.base, segment.bytes);
+        let Ok((header, whole)) = segment.header else {
+            headless.push((path, named, bytes));
+            continue;
         };
+        if header.shard_id != shard_id {
+            let text = format!("belongs to shard {:016x}; left alone and not read", header.shard_id);
+            note(&path, named, named, text);
+            continue;
+        }
+        if !options.shard.is_empty() && options.shard != header.shard {
+            return Err(OpenError(format!(
+                "{} belongs to shard `{}`, not `{}`; check the data directory and the shard's name",
+                path.display(),
+                header.shard,
+                options.shard
+            )));
+        }
+        if !whole {
+            let text = "one copy of the header is damaged; the other is used".into();
+            note(&path, header.base, header.base, text);
+        }
+        if header.base == named {
+            match ours.entry(named) {
+                Entry::Vacant(place) => drop(place.insert((path, header.capacity, bytes))),
+                Entry::Occupied(_) => misnamed.push((path, named, header, bytes)),
+            }
+        } else {
+            misnamed.push((path, named, header, bytes));
+        }
+    }
+    for (path, named, header, bytes) in misnamed {
+        let base = header.base;
+        match ours.entry(base) {
+            Entry::Vacant(place) => {
+                let text = format!("its header says that the file begins at {base}; it is used as that");
+                note(&path, named, named, text);
+                place.insert((path, header.capacity, bytes));
+            }
+            Entry::Occupied(_) => {
+                let text = format!("another file for the log from {base} on; left alone and not read");
+                note(&path, named, named, text);
+            }
+        }
+    }
+    for (path, named, bytes) in headless {
+        let next = ours.range(named..).next().map_or(u64::MAX, |(base, _)| *base);
+        let capacity = bytes.saturating_sub(HEADER_BYTES).min(next.saturating_sub(named)) & !7;
+        let holds = |path| holds_frame(disk, path, named, Seed::new(shard_id)).map_err(failed(path));
+        if capacity == 0 || !holds(&path)? {
+            let text = "the header is damaged and no frame of this shard is in it; left alone and not read";
+            note(&path, named, named, text.into());
+            continue;
+        }
+        let text = "the header is damaged; name and length of the file stand in for it; `holdfast store \
+                    repair` writes it anew";
+        note(&path, named, named, text.into());
+        ours.insert(named, (path, capacity, bytes));
+    }
+    let mut end = 0;
+    for (base, (path, capacity, bytes)) in ours {
         if base < end {
             let text =
                 format!("overlaps the segment before it, which ends at {end}; left alone and not read");
-            damage.push(Damage { file: segment.path.display().to_string(), begin: base, end: base, text });
+            note(&path, base, base, text);
             continue;
         }
         if base > end && end > 0 {
             let text = "the file is missing; messages in it are lost".into();
-            let file = segments.path(end).display().to_string();
-            damage.push(Damage { file, begin: end, end: base, text });
+            note(&segments.path(end), end, base, text);
         }
         end = base.saturating_add(capacity);
-        segments.adopt(base, capacity).map_err(failed(&segment.path))?;
+        let there = base.saturating_add(bytes.saturating_sub(HEADER_BYTES));
+        if there < end {
+            note(&path, there, end, "the file is cut off here; messages behind are lost".into());
+        }
+        segments.adopt(&path, base, capacity).map_err(failed(&path))?;
     }
     Ok(shard_id)
+}
+
+/// The shard that most headers name. Without any, that which snapshots or the key index name and frames of the
+/// log prove. `None` where there is no log at all.
+fn elect(options: &Options, disk: &Arc<dyn Disk>, found: &[FoundSegment]) -> Result<Option<u64>, OpenError> {
+    let headers = || found.iter().filter_map(|segment| segment.header.as_ref().ok());
+    let mut votes: HashMap<u64, usize> = HashMap::new();
+    for (header, _) in headers() {
+        *votes.entry(header.shard_id).or_default() += 1;
+    }
+    let first = headers().next().map(|(header, _)| header.shard_id);
+    let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
+    let (Some(segment), None) = (found.first(), elected) else { return Ok(elected) };
+    let derived = snapshot::shard_ids(disk, &snapshot_dir(options)).into_iter();
+    for id in derived.chain(keys::shard_ids(disk, &keys_dir(options))) {
+        for segment in found {
+            let path = &segment.path;
+            if holds_frame(disk, path, segment.base, Seed::new(id)).map_err(failed(path))? {
+                return Ok(Some(id));
+            }
+        }
+    }
+    Err(OpenError(format!(
+        "{}: both copies of the segment's header (bytes 0 to 4095) are damaged and nothing else says which \
+         shard the log belongs to; restore these bytes from a copy. `holdfast store check {}` tells what can \
+         be read",
+        segment.path.display(),
+        options.dir.display()
+    )))
+}
+
+/// Whether a file that is said to begin at `base` holds a frame of the shard at its place.
+fn holds_frame(disk: &Arc<dyn Disk>, path: &Path, base: u64, seed: Seed) -> io::Result<bool> {
+    const PIECE: usize = 1 << 20;
+    let file = disk.open(path)?;
+    let bytes = file.len()?;
+    let mut buffer = Vec::new();
+    let mut at = HEADER_BYTES;
+    while at < bytes {
+        // Pieces overlap by a frame's header.
+        let length = usize::try_from(bytes - at).unwrap_or(PIECE).min(PIECE);
+        buffer.resize(length, 0);
+        file.read_at(&mut buffer, at)?;
+        let position = base.saturating_add(at - HEADER_BYTES);
+        let starts = buffer.windows(FRAME_HEADER).step_by(8);
+        let found = (position..).step_by(8).zip(starts).any(|(position, bytes)| {
+            bytes.starts_with(b"HF")
+                && !matches!(FrameHeader::decode(seed, position, bytes), Err(Bad::Damaged))
+        });
+        if found || length <= FRAME_HEADER {
+            return Ok(found);
+        }
+        at += (length - FRAME_HEADER) as u64 & !7;
+        if length < PIECE {
+            return Ok(false);
+        }
+    }
+    Ok(false)
+}
+
+/// The log begins behind where retention had come.
+pub(super) fn missing_front(segments: &Segments, trimmed: u64) -> Option<Damage> {
+    let begin = segments.all().first().map(|segment| segment.base).filter(|&base| base > trimmed)?;
+    let text = "files are missing that retention did not remove; messages in them are lost".into();
+    let file = segments.path(trimmed).display().to_string();
+    Some(Damage { file, begin: trimmed, end: begin, text })
+}
+
+/// Where records are lost of which not even the queue is known, a reader may have seen any offset that they can
+/// have had. No queue gives these out again: those that nothing later is known of go on behind.
+fn skip_unknown(tables: &Tables, unknown: &[(u64, u64)], changes: &mut Vec<Change>) {
+    if unknown.is_empty() {
+        return;
+    }
+    let moved: HashSet<QueueKey> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::Bounds { queue, .. } => Some(*queue),
+            _ => None,
+        })
+        .collect();
+    for topic in tables.topics() {
+        for queue in topic.queues.iter().filter(|queue| !moved.contains(&queue.key())) {
+            let since = queue.changed().max(topic.id.0);
+            let behind = unknown.iter().filter(|(begin, _)| *begin >= since);
+            let records: u64 = behind.map(|(begin, end)| (end - begin) / RECORD_HEADER as u64).sum();
+            if records > 0 {
+                let (begin, end) = (queue.next(), queue.next() + records);
+                let (queue, start) = (queue.key(), queue.start());
+                changes.push(Change::Bounds { queue, start, end, lost: vec![(begin, end)] });
+            }
+        }
+    }
+    tracing::warn!(
+        event = "storage.recovered",
+        places = unknown.len(),
+        "records are lost whose queues are not known; queues go on behind the offsets that these may have had"
+    );
 }
 
 /// An id for a new shard.
@@ -318,6 +488,7 @@ fn lost_by_power_cut(
 /// The segment that the log's end lies in; made if it is not there.
 fn place_end(options: &Options, segments: &Segments, shard_id: u64, end: &mut End) -> io::Result<(u64, u64)> {
     if let Some(segment) = segments.holding(end.position) {
+        segment.restore_length()?;
         return Ok((segment.base, segment.end()));
     }
     let capacity =
@@ -335,6 +506,9 @@ fn place_end(options: &Options, segments: &Segments, shard_id: u64, end: &mut En
 
 /// Folds the log into tables and indexes.
 struct Replay<'a> {
+    /// Where records of any queue may be lost.
+    unknown: Vec<(u64, u64)>,
+    segments: &'a Segments,
     tables: &'a Tables,
     space: &'a IndexSpace,
     keys: &'a KeyIndex,
@@ -348,7 +522,7 @@ struct Replay<'a> {
 impl Replay<'_> {
     fn message(&mut self, queue: &Queue, record: &Record<'_>) -> io::Result<()> {
         let header = &record.header;
-        let entry = Entry {
+        let entry = index::Entry {
             position: record.position,
             length: u32::try_from(header.total()).unwrap_or(u32::MAX),
             tag_hash: header.tag_hash,
@@ -377,12 +551,18 @@ impl Sink for Replay<'_> {
         }
         match Change::decode(record.header.kind, record.payload) {
             Some(change) => self.tables.apply(self.space, &change, record.position),
-            None => self.damage.push(Damage {
-                file: String::new(),
-                begin: record.position,
-                end: record.position + record.header.total() as u64,
-                text: format!("a {:?} record cannot be understood and is passed over", record.header.kind),
-            }),
+            None => note(
+                self.damage,
+                Damage {
+                    file: self.segments.file_of(record.position),
+                    begin: record.position,
+                    end: record.position + record.header.total() as u64,
+                    text: format!(
+                        "a {:?} record cannot be understood and is passed over",
+                        record.header.kind
+                    ),
+                },
+            ),
         }
     }
 
@@ -396,9 +576,16 @@ impl Sink for Replay<'_> {
         }
     }
 
+    fn unknown(&mut self, begin: u64, end: u64) {
+        // What is below was known to the snapshot.
+        if end > self.known {
+            self.unknown.push((begin.max(self.known), end));
+        }
+    }
+
     fn damage(&mut self, file: String, begin: u64, end: u64, text: &str) {
         if begin >= self.known {
-            self.damage.push(Damage { file, begin, end, text: text.into() });
+            note(self.damage, Damage { file, begin, end, text: text.into() });
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Purpose, Queue, TimeBound, Topic,
+    Damage, FRAME_CHANGES, Purpose, Queue, TimeBound, Topic,
     change::Change,
     frame::Record,
     index::Lookup,
@@ -25,8 +25,6 @@ use crate::model::{GroupId, LogPosition, QueueKey, TopicId};
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(600);
 /// Changes and copies are appended in frames of about this size.
 const FRAME_BYTES: usize = 1 << 20;
-/// Changes in one frame.
-const FRAME_CHANGES: usize = 1024;
 /// Segments removed in one pass; more wait for the next, so that deletion is paced.
 const SEGMENTS_A_PASS: usize = 4;
 
@@ -239,6 +237,10 @@ fn move_starts(shard: &Arc<Shard>, moved: Moved) {
         }
         let changed = shard.transact::<(), ()>(Purpose::State, |tx| {
             for (queue, start) in part {
+                // Of a topic that was deleted meanwhile nothing more is said.
+                if shard.tables.topic_by_id(queue.key().topic).is_none() {
+                    continue;
+                }
                 let end = queue.next().max(*start);
                 tx.change(Change::Bounds { queue: queue.key(), start: *start, end, lost: Vec::new() });
             }
@@ -263,10 +265,13 @@ fn live_bytes(shard: &Shard, segment: &Segment) -> u64 {
     let mut bytes = 0;
     for topic in shard.tables.topics() {
         for queue in topic.all_queues() {
-            each_live(shard, queue, segment, boundary, |_, length| {
+            let known = each_live(shard, queue, segment, boundary, |_, length| {
                 bytes += u64::from(length);
                 bytes <= segment.capacity / 2
             });
+            if !known {
+                return u64::MAX;
+            }
             if bytes > segment.capacity / 2 {
                 return bytes;
             }
@@ -275,14 +280,16 @@ fn live_bytes(shard: &Shard, segment: &Segment) -> u64 {
     bytes
 }
 
-/// Offset and record length of the queue's messages that stand in the segment.
+/// Offset, place and record length of the queue's messages that stand in the segment. `false` when the index is
+/// damaged, so that it is not known which do; it will be rebuilt.
 fn each_live(
     shard: &Shard,
     queue: &Queue,
     segment: &Segment,
     boundary_ms: u64,
     mut see: impl FnMut((u64, u64), u32) -> bool,
-) {
+) -> bool {
+    let mut damaged = None;
     let (start, end) = (queue.start(), queue.index().read().end().unwrap_or(0));
     queue.index().read().walk(&shard.space, queue.key(), start, end, |offset, seen| match seen {
         Lookup::Entry(entry) if entry.store_ms > boundary_ms => false,
@@ -290,9 +297,17 @@ fn each_live(
             let here = (segment.base..segment.end()).contains(&entry.position);
             !here || see((offset, entry.position), entry.length)
         }
-        Lookup::Lost(_) | Lookup::Damaged => true,
+        Lookup::Lost(_) => true,
+        Lookup::Damaged => {
+            damaged = Some(offset);
+            false
+        }
         Lookup::Outside => false,
     });
+    if let Some(offset) = damaged {
+        shard.index_damaged(queue, offset);
+    }
+    damaged.is_none()
 }
 
 /// Appends everything live of the segment again and waits until it is durable.
@@ -303,13 +318,16 @@ fn copy_forward(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {
         shard.tables.topics().iter().flat_map(|topic| topic.all_queues().cloned().collect::<Vec<_>>())
     {
         let mut live = Vec::new();
-        each_live(shard, &queue, segment, boundary, |place, _| {
+        let known = each_live(shard, &queue, segment, boundary, |place, _| {
             live.push(place);
             true
         });
+        if !known {
+            return Err("the index of a queue is damaged and has to be rebuilt first".into());
+        }
         let mut rest = live.as_slice();
         while !rest.is_empty() {
-            let (copied, pending) = copy_messages(shard, &queue, rest)?;
+            let (copied, pending) = copy_messages(shard, segment, &queue, rest)?;
             rest = rest.get(copied..).unwrap_or_default();
             last = Some(pending);
         }
@@ -324,6 +342,7 @@ fn copy_forward(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {
 /// Copies messages of one queue in one frame, as many as fit.
 fn copy_messages(
     shard: &Arc<Shard>,
+    segment: &Segment,
     queue: &Arc<Queue>,
     live: &[(u64, u64)],
 ) -> Result<(usize, super::Pending), String> {
@@ -337,22 +356,45 @@ fn copy_messages(
             break;
         }
     }
+    let mut damaged = Vec::new();
     let appended = shard.transact::<(), ()>(Purpose::State, |tx| {
-        for (offset, position, record) in &records {
-            // Damaged, or removed meanwhile: nothing to copy. Readers of a damaged one are told.
-            let Some(bytes) = record else { continue };
-            let Ok(record) = Record::decode(shard.seed, *position, bytes) else { continue };
-            let meant = record.header.topic == queue.key().topic.0
-                && record.header.queue == queue.key().queue
-                && record.header.offset == *offset;
-            if meant && *offset >= queue.start() {
+        if shard.tables.topic_by_id(queue.key().topic).is_none() {
+            return Ok(());
+        }
+        for (offset, position, bytes) in &records {
+            let decoded = bytes.as_ref().and_then(|bytes| {
+                let record = Record::decode(shard.seed, *position, bytes).ok()?;
+                let meant = record.header.topic == queue.key().topic.0
+                    && record.header.queue == queue.key().queue
+                    && record.header.offset == *offset;
+                meant.then(|| (record, bytes.slice_ref(record.payload)))
+            });
+            let Some((record, payload)) = decoded else {
+                damaged.push((*offset, *position));
+                continue;
+            };
+            if *offset >= queue.start() {
                 let lookups: Vec<u64> = record.hashes().collect();
-                tx.relocate(queue, &record.header, &lookups, &bytes.slice_ref(record.payload));
+                tx.relocate(queue, &record.header, &lookups, &payload);
             }
         }
         Ok(())
     });
     let (_, pending) = appended.map_err(|error| format!("{error:?}"))?;
+    // What cannot be copied is lost with the segment; readers are told.
+    for (offset, position) in damaged {
+        shard.note_damage(Damage {
+            file: segment.path.display().to_string(),
+            begin: position,
+            end: position + 1,
+            text: format!(
+                "the message at offset {offset} of queue {} of topic {} is damaged and goes with its segment",
+                queue.key().queue,
+                queue.key().topic.0
+            ),
+        });
+        queue.lose(&shard.space, offset, position);
+    }
     shard.metrics.relocated(bytes as u64);
     Ok((records.len(), pending))
 }
@@ -373,6 +415,7 @@ fn copy_state(shard: &Arc<Shard>, segment: &Segment) -> Result<super::Pending, S
     let opened = shard.transact::<(), ()>(Purpose::State, |tx| {
         let Writer { epoch, boot_id, .. } = shard.tables.writer();
         tx.change(Change::Opened { epoch, boot_id, version: env!("CARGO_PKG_VERSION").to_owned() });
+        tx.change(Change::Trimmed { position: segment.end() });
         Ok(())
     });
     let ((), mut last) = opened.map_err(|error| format!("{error:?}"))?;
@@ -451,7 +494,7 @@ fn remove(shard: &Arc<Shard>, segment: &Segment) -> Result<(), String> {
     if live_bytes(shard, segment) > 0 {
         return Err("something in it is still live".into());
     }
-    shard.segments.remove(segment.base).map_err(|error| error.to_string())?;
+    shard.segments.remove(segment).map_err(|error| error.to_string())?;
     shard.keys.remove_below(segment.end());
     shard.metrics.deleted(HEADER_BYTES + segment.capacity);
     tracing::info!(event = "storage.deleted", file = %segment.path.display(), bytes = segment.capacity, "removed a log segment");

@@ -8,12 +8,14 @@
 use std::{collections::VecDeque, io, sync::Arc};
 
 use super::{
-    frame::{Bad, FRAME_HEADER, FrameHeader, FrameKind, Record, RecordHeader, Seed},
+    frame::{Bad, FRAME_HEADER, FrameHeader, FrameKind, RECORD_HEADER, Record, RecordHeader, Seed},
     segment::{Segment, Segments},
 };
 
 /// Read at once while nothing is wrong.
 const CHUNK: usize = 1 << 20;
+/// Read at once where something is.
+const PIECE: usize = 4096;
 /// After a clean stop this many zeros behind the last frame are taken for the end.
 const CLEAN_ZEROS: usize = 64 << 10;
 
@@ -23,6 +25,8 @@ pub trait Sink {
     fn record(&mut self, record: &Record<'_>);
     /// A message whose place is known but whose payload is damaged.
     fn lost_message(&mut self, position: u64, header: &RecordHeader);
+    /// Records may be lost here, and nothing says which.
+    fn unknown(&mut self, _begin: u64, _end: u64) {}
     /// A damaged stretch of the log, in a file.
     fn damage(&mut self, file: String, begin: u64, end: u64, text: &str);
     /// How far the scan is.
@@ -69,6 +73,17 @@ pub struct Scan<'a, S> {
     /// From here on frames have at least this epoch.
     floor: (u64, u32),
     doubt: Option<Doubt>,
+    /// The scan may end at the first frame that begins here or behind.
+    until: u64,
+    /// What the device would not read.
+    unreadable: Vec<Unreadable>,
+}
+
+/// A stretch that the device would not read. It was taken for zeros.
+struct Unreadable {
+    begin: u64,
+    end: u64,
+    error: io::Error,
 }
 
 /// A place that is damage or the end, and what follows it.
@@ -101,7 +116,24 @@ impl Step {
 impl<'a, S: Sink> Scan<'a, S> {
     /// `floor`: from that position on frames have at least that epoch, as a snapshot knows.
     pub fn new(segments: &'a Segments, seed: Seed, floor: (u64, u32), sink: &'a mut S) -> Self {
-        Self { segments, seed, sink, buffer: Vec::new(), at: 0, end: End::default(), floor, doubt: None }
+        Self {
+            segments,
+            seed,
+            sink,
+            buffer: Vec::new(),
+            at: 0,
+            end: End::default(),
+            floor,
+            doubt: None,
+            until: u64::MAX,
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// Ends the scan at the first frame that begins at or behind `position`, for a part of the log.
+    pub fn until(mut self, position: u64) -> Self {
+        self.until = position;
+        self
     }
 
     /// Reads from `from`, a place where a frame begins or the log ends.
@@ -110,6 +142,9 @@ impl<'a, S: Sink> Scan<'a, S> {
         self.end.position = from;
         let mut told = from;
         loop {
+            if position >= self.until && self.doubt.is_none() {
+                return Ok(self.end);
+            }
             if position.saturating_sub(told) >= 64 << 20 {
                 told = position;
                 self.sink.progress(position);
@@ -143,7 +178,10 @@ impl<'a, S: Sink> Scan<'a, S> {
                     if self.end.clean && undisturbed && self.only_zeros_follow(position)? {
                         break;
                     }
-                    let Some(next) = self.search(position + 8)? else { break };
+                    let Some(next) = self.search(position + 8)? else {
+                        self.refuse_unreadable_end()?;
+                        break;
+                    };
                     if let Some(doubt) = &mut self.doubt {
                         doubt.steps.push_back(Step::Gap(position, next));
                     }
@@ -172,8 +210,11 @@ impl<'a, S: Sink> Scan<'a, S> {
             let Some(step) = doubt.steps.pop_front() else { break };
             match step {
                 Step::Gap(begin, end) => {
-                    let file = self.file_of(begin);
-                    self.sink.damage(file, begin, end, "no frame can be read here; messages in it are lost");
+                    let file = self.segments.file_of(begin);
+                    let text =
+                        "no frame can be read here; records that are whole are kept, the others are lost";
+                    self.sink.damage(file, begin, end, text);
+                    self.salvage(begin, end)?;
                     self.end.position = end;
                 }
                 Step::Broken(frame) | Step::Intact(frame) => {
@@ -205,7 +246,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             return Ok(());
         }
         self.end.clean = false;
-        let file = self.file_of(frame.position);
+        let file = self.segments.file_of(frame.position);
         let seed = self.seed;
         let length = frame.length as usize;
         let Some(bytes) = self.bytes(frame.position, length)?.map(<[u8]>::to_vec) else { return Ok(()) };
@@ -240,6 +281,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                         until,
                         "a record cannot be read; what it held is lost",
                     );
+                    self.sink.unknown(position, until);
                     at = end;
                 }
             }
@@ -247,9 +289,87 @@ impl<'a, S: Sink> Scan<'a, S> {
         Ok(())
     }
 
+    /// Hands over the records in a stretch without readable frames: a record's checksum covers its own place and
+    /// epoch, so that it can stand without the frame around it.
+    fn salvage(&mut self, begin: u64, end: u64) -> Result<(), ScanError> {
+        let mut position = begin;
+        // Everything in front was handed over.
+        let mut told = begin;
+        while position < end {
+            let Some(segment) = self.segments.holding(position) else {
+                let Some(next) = self.segments.after(position) else { break };
+                position = next.base;
+                continue;
+            };
+            let left = usize::try_from(segment.end().min(end) - position).unwrap_or(usize::MAX);
+            if left < RECORD_HEADER {
+                position = segment.end();
+                continue;
+            }
+            let seed = self.seed;
+            // None where the file is cut: nothing follows in it.
+            let Some(bytes) = self.bytes(position, RECORD_HEADER)? else {
+                position = segment.end();
+                continue;
+            };
+            let header = match RecordHeader::decode(seed, position, bytes) {
+                Ok(header) if header.epoch >= self.end.epoch && header.total() <= left => header,
+                Err(Bad::Newer(found)) => {
+                    return Err(ScanError::Newer { file: self.segments.file_of(position), position, found });
+                }
+                _ => {
+                    position += 8;
+                    continue;
+                }
+            };
+            self.end.epoch = header.epoch;
+            self.end.store_ms = self.end.store_ms.max(header.store_ms);
+            self.end.clean = false;
+            if position - told >= RECORD_HEADER as u64 {
+                self.sink.unknown(told, position);
+            }
+            told = position + header.total() as u64;
+            if let Some(bytes) = self.bytes(position, header.total())?.map(<[u8]>::to_vec) {
+                match Record::decode(seed, position, &bytes) {
+                    Ok(record) => self.sink.record(&record),
+                    Err(_) => self.sink.lost_message(position, &header),
+                }
+            }
+            position += header.total() as u64;
+        }
+        if end.saturating_sub(told) >= RECORD_HEADER as u64 && !self.looks_like_pad(told, end)? {
+            self.sink.unknown(told, end);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is there up to the end of the segment but the header of a frame, as where one says that
+    /// the rest is unused.
+    fn looks_like_pad(&mut self, begin: u64, end: u64) -> Result<bool, ScanError> {
+        let behind = begin + FRAME_HEADER as u64;
+        let Some(segment) = self.segments.holding(begin).filter(|segment| segment.end() == end) else {
+            return Ok(false);
+        };
+        let length = usize::try_from(segment.end().saturating_sub(behind)).unwrap_or(usize::MAX);
+        let unread = self.unreadable.iter().any(|place| place.begin < end && place.end > begin);
+        let bytes = self.bytes(behind, length)?;
+        Ok(!unread && bytes.is_some_and(|bytes| bytes.iter().all(|&byte| byte == 0)))
+    }
+
+    /// What the device would not read may be the log's end as well as damage. Unless something behind it says
+    /// which, nobody may write there.
+    fn refuse_unreadable_end(&mut self) -> Result<(), ScanError> {
+        let from = self.doubt.as_ref().map_or(self.end.position, |doubt| doubt.at);
+        let Some(at) = self.unreadable.iter().position(|place| place.end > from) else { return Ok(()) };
+        let Unreadable { begin, error, .. } = self.unreadable.swap_remove(at);
+        let text = format!("position {begin} cannot be read and may be the log's end: {error}");
+        let error = io::Error::new(error.kind(), text);
+        Err(ScanError::Io { file: self.segments.file_of(begin), error })
+    }
+
     fn is_intact(&mut self, frame: &FrameHeader) -> Result<bool, ScanError> {
         let seed = self.seed;
-        let file = self.file_of(frame.position);
+        let file = self.segments.file_of(frame.position);
         let Some(bytes) = self.bytes(frame.position, frame.length as usize)? else { return Ok(false) };
         let mut at = FRAME_HEADER;
         for _ in 0..frame.records {
@@ -282,7 +402,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             Ok(frame) => frame,
             Err(Bad::Damaged) => return Ok(None),
             Err(Bad::Newer(found)) => {
-                return Err(ScanError::Newer { file: self.file_of(position), position, found });
+                return Err(ScanError::Newer { file: self.segments.file_of(position), position, found });
             }
         };
         let mut lowest = self.doubt.as_ref().map_or(self.end.epoch, |doubt| doubt.epoch.max(self.end.epoch));
@@ -338,7 +458,9 @@ impl<'a, S: Sink> Scan<'a, S> {
             }
             None => true,
         };
-        Ok(here && later)
+        let stop = position + within as u64;
+        let unread = self.unreadable.iter().any(|place| place.begin < stop && place.end > position);
+        Ok(here && later && !unread)
     }
 
     fn rubbish_at(&mut self, position: u64) -> Result<bool, ScanError> {
@@ -365,32 +487,45 @@ impl<'a, S: Sink> Scan<'a, S> {
     fn fill(&mut self, segment: &Arc<Segment>, position: u64, length: usize) -> Result<(), ScanError> {
         self.buffer.resize(length, 0);
         self.at = position;
-        let file = segment.path.display().to_string();
-        match segment.read(&mut self.buffer, position) {
-            Ok(()) => Ok(()),
-            // The file is shorter than its header says: read what is there, piece by piece.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                let mut read = 0;
-                while read < length {
-                    let piece = (length - read).min(4096);
-                    let Some(into) = self.buffer.get_mut(read..read + piece) else { break };
-                    if segment.read(into, position + read as u64).is_err() {
-                        break;
-                    }
-                    read += piece;
-                }
-                self.buffer.truncate(read);
-                Ok(())
-            }
-            Err(error) => Err(ScanError::Io { file, error }),
+        if segment.read(&mut self.buffer, position).is_ok() {
+            return Ok(());
         }
-    }
-
-    fn file_of(&self, position: u64) -> String {
-        self.segments.holding(position).map_or_else(
-            || self.segments.path(position).display().to_string(),
-            |segment| segment.path.display().to_string(),
-        )
+        // The file is shorter than its header says, or the device cannot read some of it: take what is there,
+        // piece by piece.
+        let mut read = 0;
+        while read < length {
+            let piece = (length - read).min(PIECE);
+            let Some(into) = self.buffer.get_mut(read..read + piece) else { break };
+            let begin = position + read as u64;
+            match segment.read(into, begin) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    // The last bytes of a file that was cut.
+                    let mut within = 0;
+                    while let Some(into) = self.buffer.get_mut(read + within..read + within + 8)
+                        && within < piece
+                        && segment.read(into, begin + within as u64).is_ok()
+                    {
+                        within += 8;
+                    }
+                    read += within;
+                    break;
+                }
+                Err(error) => {
+                    into.fill(0);
+                    let end = begin + piece as u64;
+                    match self.unreadable.last_mut() {
+                        Some(last) if last.begin <= begin && begin <= last.end => {
+                            last.end = last.end.max(end)
+                        }
+                        _ => self.unreadable.push(Unreadable { begin, end, error }),
+                    }
+                }
+            }
+            read += piece;
+        }
+        self.buffer.truncate(read);
+        Ok(())
     }
 }
 

@@ -35,6 +35,8 @@ pub const HEADER_BYTES: u64 = 4096;
 const COPY_BYTES: usize = HEADER_BYTES as usize / 2;
 const CRC_AT: usize = COPY_BYTES - 4;
 const MAGIC: [u8; 7] = *b"HFSEGMT";
+/// Names tried for a new file where others are in the way.
+const MAX_NAMES: u32 = 100;
 /// Zeros are written in pieces of this size, each given to the device before the next.
 const FILL_BYTES: u64 = 4 << 20;
 
@@ -117,6 +119,16 @@ impl Segment {
         self.base + self.capacity
     }
 
+    /// Gives a file that was cut its length back, before it is written on.
+    pub fn restore_length(&self) -> io::Result<()> {
+        let bytes = HEADER_BYTES + self.capacity;
+        if self.file.len()? >= bytes {
+            return Ok(());
+        }
+        self.file.allocate(bytes)?;
+        self.file.sync_data()
+    }
+
     pub fn write(&self, bytes: &[u8], position: u64) -> io::Result<()> {
         self.file.write_at(bytes, self.at(position, bytes.len())?)
     }
@@ -174,7 +186,7 @@ impl Segments {
     /// Makes the directory, or removes what a preparation left half done in it.
     pub fn tidy(&self) -> io::Result<()> {
         self.disk.create_dir_all(&self.dir)?;
-        for name in self.disk.list(&self.dir)?.iter().filter(|name| name.ends_with(".tmp")) {
+        for name in self.disk.list(&self.dir)?.iter().filter(|name| base_of(name, ".tmp").is_some()) {
             self.disk.remove(&self.dir.join(name))?;
         }
         Ok(())
@@ -185,32 +197,30 @@ impl Segments {
         let mut found = Vec::new();
         for name in self.disk.list(&self.dir)? {
             let path = self.dir.join(&name);
-            if name.ends_with(".tmp") {
-                continue;
-            }
-            let Some(base) = base_of(&name) else {
+            let Some(base) = base_of(&name, ".log") else {
                 tracing::warn!(file = %path.display(), "not a file of the log; left alone");
                 continue;
             };
-            let file = self.disk.open(&path)?;
-            let bytes = file.len()?;
+            let in_file = |error: io::Error| io::Error::new(error.kind(), format!("{name}: {error}"));
+            let file = self.disk.open(&path).map_err(in_file)?;
+            let bytes = file.len().map_err(in_file)?;
             let mut header = vec![0; HEADER_BYTES as usize];
-            let header = match file.read_at(&mut header, 0) {
-                Ok(()) => SegmentHeader::decode(&header),
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(BadHeader::Damaged),
-                Err(error) => return Err(error),
-            };
-            found.push(FoundSegment { path, base, bytes, header });
+            let read = bytes.min(HEADER_BYTES) as usize;
+            match file.read_at(header.get_mut(..read).unwrap_or_default(), 0) {
+                // The first copy may be whole in a file that was cut.
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(in_file(error)),
+                _ => {}
+            }
+            found.push(FoundSegment { path, base, bytes, header: SegmentHeader::decode(&header) });
         }
-        found.sort_by_key(|segment| segment.base);
+        found.sort_by(|a, b| (a.base, &a.path).cmp(&(b.base, &b.path)));
         Ok(found)
     }
 
-    /// Opens a file that was found.
-    pub fn adopt(&self, base: u64, capacity: u64) -> io::Result<Arc<Segment>> {
-        let path = self.path(base);
-        let file = self.disk.open(&path)?;
-        let segment = Arc::new(Segment { base, capacity, path, file });
+    /// Opens a file that was found. It may have any name.
+    pub fn adopt(&self, path: &Path, base: u64, capacity: u64) -> io::Result<Arc<Segment>> {
+        let file = self.disk.open(path)?;
+        let segment = Arc::new(Segment { base, capacity, path: path.to_owned(), file });
         self.open.write().insert(base, Arc::clone(&segment));
         Ok(segment)
     }
@@ -218,14 +228,12 @@ impl Segments {
     /// Makes a file: temporary name, zeros, header, sync, rename, directory sync. Zeros are really
     /// written, since syncing into unwritten extents is several times slower.
     pub fn prepare(&self, header: &SegmentHeader) -> io::Result<Arc<Segment>> {
-        let path = self.path(header.base);
-        if self.get(header.base).is_some() || self.disk.open(&path).is_ok() {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                format!("{} is there already", path.display()),
-            ));
+        if self.get(header.base).is_some() {
+            let text = format!("there is a segment at {} already", header.base);
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
-        let temporary = path.with_extension("tmp");
+        let path = self.free_path(header.base)?;
+        let temporary = self.path(header.base).with_extension("tmp");
         let made = self.fill(&temporary, header);
         if made.is_err() {
             let _ = self.disk.remove(&temporary);
@@ -233,7 +241,19 @@ impl Segments {
         made?;
         self.disk.rename(&temporary, &path)?;
         self.disk.sync_dir(&self.dir)?;
-        self.adopt(header.base, header.capacity)
+        self.adopt(&path, header.base, header.capacity)
+    }
+
+    /// The name of a new file. What is in its way is not ours to remove: the next name is as good, since the
+    /// header counts.
+    fn free_path(&self, base: u64) -> io::Result<PathBuf> {
+        let usual = self.path(base);
+        let others = (1..MAX_NAMES).map(|n| self.dir.join(format!("{base:020}-{n}.log")));
+        let free = |path: &PathBuf| matches!(self.disk.open(path), Err(error) if error.kind() == io::ErrorKind::NotFound);
+        std::iter::once(usual.clone()).chain(others).find(free).ok_or_else(|| {
+            let text = format!("{} and all names like it are taken", usual.display());
+            io::Error::new(io::ErrorKind::AlreadyExists, text)
+        })
     }
 
     fn fill(&self, path: &Path, header: &SegmentHeader) -> io::Result<()> {
@@ -271,6 +291,12 @@ impl Segments {
         self.open.read().range(position..).next().map(|(_, segment)| Arc::clone(segment))
     }
 
+    /// The file that holds `position`, or should.
+    pub fn file_of(&self, position: u64) -> String {
+        let file = self.holding(position).map_or_else(|| self.path(position), |segment| segment.path.clone());
+        file.display().to_string()
+    }
+
     pub fn all(&self) -> Vec<Arc<Segment>> {
         self.open.read().values().cloned().collect()
     }
@@ -282,20 +308,30 @@ impl Segments {
     }
 
     /// Removes the file. Readers that have it open go on.
-    pub fn remove(&self, base: u64) -> io::Result<()> {
-        self.disk.remove(&self.path(base))?;
+    pub fn remove(&self, segment: &Segment) -> io::Result<()> {
+        match self.disk.remove(&segment.path) {
+            // Somebody else was quicker.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         self.disk.sync_dir(&self.dir)?;
-        self.open.write().remove(&base);
+        self.open.write().remove(&segment.base);
         Ok(())
     }
 
+    /// The usual name of the segment at `base`.
     pub fn path(&self, base: u64) -> PathBuf {
         self.dir.join(format!("{base:020}.log"))
     }
 }
 
-fn base_of(name: &str) -> Option<u64> {
-    let digits = name.strip_suffix(".log")?;
+/// The base that a name says: 20 digits, and a number where the usual name was taken.
+fn base_of(name: &str, suffix: &str) -> Option<u64> {
+    let name = name.strip_suffix(suffix)?;
+    let (digits, number) = name.split_once('-').unwrap_or((name, "1"));
+    if number.parse::<u32>().is_err() {
+        return None;
+    }
     (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 

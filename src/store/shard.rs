@@ -417,6 +417,16 @@ impl Shard {
 
     /// Remembers and announces a damaged place.
     pub fn note_damage(&self, place: Damage) {
+        {
+            // Every reader of a damaged message meets it anew.
+            let damage = self.damage.lock();
+            let same = |known: &Damage| {
+                (&known.file, known.begin, known.end) == (&place.file, place.begin, place.end)
+            };
+            if place.begin < place.end && damage.places.iter().any(same) {
+                return;
+            }
+        }
         tracing::error!(event = "storage.corrupt_record", file = %place.file, begin = place.begin, end = place.end, "{}", place.text);
         self.metrics.damaged();
         let mut damage = self.damage.lock();

@@ -5,8 +5,11 @@
 //! retention knows what must be copied forward.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -17,7 +20,7 @@ use super::{
     queue::Queue,
 };
 use crate::model::{
-    DurabilityLevel, GroupId, GroupName, GroupSettings, LogPosition, QueueKey, TopicId, TopicName,
+    DurabilityLevel, GroupId, GroupName, GroupSettings, LogPosition, QueueKey, Retention, TopicId, TopicName,
     TopicSettings, Visibility,
 };
 
@@ -108,6 +111,10 @@ pub(super) struct Tables {
     writer: RwLock<Writer>,
     /// What was deleted since the newest snapshot, with the place of the record that says so.
     gone: Mutex<Vec<(u64, Gone)>>,
+    /// Up to where retention may have removed the log.
+    trimmed: AtomicU64,
+    /// The log was read to its end.
+    complete: AtomicBool,
 }
 
 /// What was deleted.
@@ -142,6 +149,8 @@ struct Topics {
     by_id: HashMap<TopicId, Arc<Topic>>,
     /// Queues of topics whose own record stands further on in the log. At recovery only.
     unknown: HashMap<TopicId, Vec<Arc<Queue>>>,
+    /// At recovery only.
+    deleted: HashSet<TopicId>,
 }
 
 #[derive(Debug, Default)]
@@ -150,6 +159,8 @@ struct Groups {
     by_id: HashMap<GroupId, Arc<Group>>,
     /// Progress of groups whose own record stands further on in the log. At recovery only.
     unknown: HashMap<GroupId, Progress>,
+    /// At recovery only.
+    deleted: HashSet<GroupId>,
 }
 
 /// In the order of topics, so that what belongs to one is found without looking at all.
@@ -213,10 +224,44 @@ impl Tables {
         queues.get(key.queue as usize).cloned()
     }
 
+    /// Something of the log is lost, so what is still unknown may belong to topics and groups whose records
+    /// are. It is kept, under names made from their ids, with settings that let nothing go. Answers what the new
+    /// writer has to say of them.
+    pub fn adopt_unknown(&self, space: &IndexSpace) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let unknown: Vec<(TopicId, u32)> = {
+            let topics = self.topics.read();
+            let kept = topics.unknown.iter().filter(|(id, _)| !topics.deleted.contains(id));
+            let kept = kept.filter(|(_, queues)| queues.iter().any(|queue| queue.bytes() > 0));
+            kept.map(|(id, queues)| (*id, u32::try_from(queues.len()).unwrap_or(u32::MAX))).collect()
+        };
+        for (id, queues) in unknown {
+            let name = format!("recovered-topic-{}", id.0);
+            let Ok(name) = TopicName::new(&name) else { continue };
+            let retention = Retention { age: None, bytes: None };
+            let settings = TopicSettings { queues, retention, ..TopicSettings::default() };
+            let map = QueueMap { version: 1, queues };
+            self.put_topic(space, id, &name, &settings, map, LogPosition(0));
+            changes.push(Change::Topic { id, name, settings, map });
+        }
+        let unknown: Vec<GroupId> = {
+            let groups = self.groups.read();
+            groups.unknown.keys().filter(|id| !groups.deleted.contains(id)).copied().collect()
+        };
+        for id in unknown {
+            let Ok(name) = GroupName::new(&format!("recovered-group-{}", id.0)) else { continue };
+            let settings = GroupSettings::default();
+            self.put_group(id, &name, &settings, LogPosition(0));
+            changes.push(Change::Group { id, name, settings });
+        }
+        changes
+    }
+
     /// The log was read to its end: what is still unknown belongs to topics and groups that are gone.
     /// Everything there is can be seen.
     pub fn recovered(&self, space: &IndexSpace) {
         let topics = &mut *self.topics.write();
+        topics.deleted = HashSet::new();
         for queue in topics.unknown.drain().flat_map(|(_, queues)| queues) {
             queue.clear(space);
         }
@@ -227,6 +272,8 @@ impl Tables {
         }
         let groups = &mut *self.groups.write();
         groups.unknown.clear();
+        groups.deleted = HashSet::new();
+        self.complete.store(true, Ordering::Release);
         for group in groups.by_id.values() {
             group.progress.write().retain(|queue, _| topics.by_id.contains_key(&queue.topic));
         }
@@ -260,6 +307,7 @@ impl Tables {
             Change::Bounds { queue, start, end, .. } => {
                 self.put_bounds(space, *queue, *start, *end, position)
             }
+            Change::Trimmed { position } => self.set_trimmed(*position),
         }
     }
 
@@ -271,6 +319,15 @@ impl Tables {
     /// What the latest writer has reserved of a queue.
     pub fn reserved(&self, queue: QueueKey) -> Option<Reserved> {
         self.writer.read().reserved.get(&queue).copied()
+    }
+
+    /// Up to where retention may have removed the log. What is missing behind it was lost.
+    pub fn trimmed(&self) -> u64 {
+        self.trimmed.load(Ordering::Acquire)
+    }
+
+    pub fn set_trimmed(&self, position: u64) {
+        self.trimmed.fetch_max(position, Ordering::AcqRel);
     }
 
     /// From a snapshot.
@@ -337,6 +394,9 @@ impl Tables {
     fn delete_topic(&self, space: &IndexSpace, id: TopicId, position: LogPosition) {
         let gone = {
             let mut topics = self.topics.write();
+            if !self.complete.load(Ordering::Acquire) {
+                topics.deleted.insert(id);
+            }
             for queue in topics.unknown.remove(&id).into_iter().flatten() {
                 queue.clear(space);
             }
@@ -391,6 +451,9 @@ impl Tables {
 
     fn delete_group(&self, id: GroupId, position: LogPosition) {
         let mut groups = self.groups.write();
+        if !self.complete.load(Ordering::Acquire) {
+            groups.deleted.insert(id);
+        }
         groups.unknown.remove(&id);
         let Some(group) = groups.by_id.get(&id).filter(|group| group.position < position).cloned() else {
             return;

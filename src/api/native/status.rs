@@ -54,7 +54,7 @@ fn code(error: &Error) -> Code {
         }
         Error::LimitReached { .. } | Error::DiskFull { .. } | Error::Busy { .. } => Code::ResourceExhausted,
         Error::RequestTimeout { .. } => Code::DeadlineExceeded,
-        Error::Fenced(_) | Error::Stopping => Code::Unavailable,
+        Error::Fenced(_) | Error::Stopping | Error::Rebuilding => Code::Unavailable,
         Error::ReadFailed(_) | Error::Internal(_) => Code::Internal,
     }
 }

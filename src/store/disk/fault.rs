@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -50,6 +51,8 @@ pub struct Fault {
     skip: u64,
     times: u64,
     half: bool,
+    /// Bytes of the file that a read or write has to touch.
+    bytes: Range<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +76,16 @@ impl Fault {
     /// Takes this much longer and then works.
     pub fn delay(operation: Operation, delay: Duration) -> Self {
         let path = String::new();
-        Self { operation, path, error: None, delay, skip: 0, times: u64::MAX, half: false }
+        Self {
+            operation,
+            path,
+            error: None,
+            delay,
+            skip: 0,
+            times: u64::MAX,
+            half: false,
+            bytes: 0..u64::MAX,
+        }
     }
 
     /// Only where the path contains `text`.
@@ -98,6 +110,13 @@ impl Fault {
         self
     }
 
+    /// Only reads and writes that touch these bytes of a file, as with a bad sector.
+    #[must_use]
+    pub fn at(mut self, bytes: Range<u64>) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
     /// A failing write leaves its first half behind, as when the disk fills up in the middle.
     #[must_use]
     pub fn half(mut self) -> Self {
@@ -105,8 +124,11 @@ impl Fault {
         self
     }
 
-    fn matches(&self, operation: Operation, paths: &[&Path]) -> bool {
-        self.operation == operation && paths.iter().any(|path| path.to_string_lossy().contains(&self.path))
+    fn matches(&self, operation: Operation, paths: &[&Path], bytes: &Range<u64>) -> bool {
+        let touched = bytes.start < self.bytes.end && self.bytes.start < bytes.end;
+        touched
+            && self.operation == operation
+            && paths.iter().any(|path| path.to_string_lossy().contains(&self.path))
     }
 }
 
@@ -220,12 +242,16 @@ impl FaultDisk {
 impl Faults {
     /// Counts a call, and delays or fails it.
     fn meet(&self, operation: Operation, paths: &[&Path]) -> Result<(), Failed> {
+        self.meet_at(operation, paths, &(0..u64::MAX))
+    }
+
+    fn meet_at(&self, operation: Operation, paths: &[&Path], bytes: &Range<u64>) -> Result<(), Failed> {
         let mut delay = Duration::ZERO;
         let mut failed = None;
         let mut state = self.state.lock();
         *state.counts.entry(operation).or_default() += 1;
         for fault in &mut state.faults {
-            if !fault.matches(operation, paths) {
+            if !fault.matches(operation, paths, bytes) {
                 continue;
             }
             if fault.skip > 0 {
@@ -237,7 +263,8 @@ impl Faults {
                 failed = failed.or(error);
             }
         }
-        while let Some(held) = state.holds.iter_mut().find(|held| held.fault.matches(operation, paths)) {
+        while let Some(held) = state.holds.iter_mut().find(|held| held.fault.matches(operation, paths, bytes))
+        {
             let number = held.number;
             held.waiting += 1;
             self.released.wait(&mut state);
@@ -321,6 +348,10 @@ impl FaultFile {
     fn meet(&self, operation: Operation) -> Result<(), Failed> {
         self.faults.meet(operation, &[&self.path])
     }
+
+    fn meet_at(&self, operation: Operation, at: u64, length: usize) -> Result<(), Failed> {
+        self.faults.meet_at(operation, &[&self.path], &(at..at.saturating_add(length as u64)))
+    }
 }
 
 impl DiskFile for FaultFile {
@@ -329,7 +360,7 @@ impl DiskFile for FaultFile {
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
-        if let Err(failed) = self.meet(Operation::Write) {
+        if let Err(failed) = self.meet_at(Operation::Write, at, bytes.len()) {
             if failed.half {
                 self.inner.write_at(bytes.get(..bytes.len() / 2).unwrap_or_default(), at)?;
             }
@@ -339,7 +370,7 @@ impl DiskFile for FaultFile {
     }
 
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
-        self.meet(Operation::Read)?;
+        self.meet_at(Operation::Read, at, into.len())?;
         self.inner.read_at(into, at)
     }
 
@@ -347,7 +378,7 @@ impl DiskFile for FaultFile {
         if self.faults.state.lock().cold {
             return Ok(false);
         }
-        self.meet(Operation::Read)?;
+        self.meet_at(Operation::Read, at, into.len())?;
         self.inner.read_at_now(into, at)
     }
 

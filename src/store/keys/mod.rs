@@ -89,7 +89,9 @@ impl KeyIndex {
             match positions_of(&name).map(|positions| Run::open(&disk, path.clone(), shard_id, positions)) {
                 Some(Ok(run)) => found.push(run),
                 Some(Err(error)) => discard(&disk, &path, &error.to_string())?,
-                None if name.ends_with(".tmp") => discard(&disk, &path, "it was not finished")?,
+                None if positions_of(&name.replace(".tmp", ".keys")).is_some() => {
+                    discard(&disk, &path, "it was not finished")?
+                }
                 None => tracing::warn!(file = %path.display(), "not a file of the key index; left alone"),
             }
         }
@@ -307,7 +309,10 @@ impl KeyIndex {
 
     /// Appends positions of records with `hash` to `into`, newest first, at most `limit`. Answers whether there
     /// may be more. Reads files: may block on the device.
-    pub fn lookup(&self, hash: u64, limit: usize, into: &mut Vec<u64>) -> bool {
+    ///
+    /// # Errors
+    /// When a file that may have some is damaged, until [`KeyIndex::mend`] has replaced it.
+    pub fn lookup(&self, hash: u64, limit: usize, into: &mut Vec<u64>) -> io::Result<bool> {
         // One more, to know whether there is one.
         let wanted = limit.saturating_add(1);
         let mut found = Vec::new();
@@ -326,14 +331,72 @@ impl KeyIndex {
             if found.len() >= wanted {
                 break;
             }
-            if let Err(error) = run.find(hash, wanted, &mut found) {
-                self.note_damage(run, &error);
-            }
+            run.find(hash, wanted, &mut found).inspect_err(|error| self.note_damage(run, error))?;
         }
         let more = found.len() > limit;
         found.truncate(limit);
         into.append(&mut found);
-        more
+        Ok(more)
+    }
+
+    /// The part of the log that a damaged run covers, if there is one.
+    pub fn damaged_part(&self) -> Option<Range<u64>> {
+        let runs = Arc::clone(&self.state.lock().runs);
+        runs.iter().find(|run| run.is_damaged()).map(|run| run.extent.first..run.extent.last)
+    }
+
+    /// Puts new runs in the place of a damaged one. `read` hands over hash and position of all look-ups in its
+    /// part of the log, in log order.
+    pub fn mend(
+        &self,
+        part: &Range<u64>,
+        read: impl FnOnce(&mut dyn FnMut(Pair)) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let _turn = self.upkeep.lock();
+        let damaged = |runs: &[Arc<Run>]| {
+            runs.iter().position(|run| {
+                run.is_damaged() && run.extent.first == part.start && run.extent.last == part.end
+            })
+        };
+        if damaged(&self.state.lock().runs).is_none() {
+            return Ok(());
+        }
+        let mut first = part.start;
+        let mut pairs: Vec<Pair> = Vec::new();
+        let mut runs = Vec::new();
+        let mut outcome = Ok(());
+        let mut write = |pairs: &mut Vec<Pair>, last: u64| {
+            let extent = Extent { shard_id: self.shard_id, first, last, level: 0 };
+            pairs.sort_unstable();
+            let run = run::write(&self.disk, &self.dir, extent, pairs.len() as u64, |writer| {
+                pairs.iter().try_for_each(|pair| writer.push(*pair))
+            })?;
+            pairs.clear();
+            first = last;
+            runs.push(Arc::new(run));
+            Ok::<(), io::Error>(())
+        };
+        read(&mut |pair| {
+            let inside = part.contains(&pair.1) && outcome.is_ok();
+            // Several runs, so that memory is bounded; a record's look-ups stay in one.
+            if inside && pairs.len() >= DUE_PAIRS && pairs.last().is_some_and(|last| last.1 < pair.1) {
+                outcome = write(&mut pairs, pair.1);
+            }
+            if inside {
+                pairs.push(pair);
+            }
+        })?;
+        outcome.and_then(|()| write(&mut pairs, part.end)).map_err(|error| error.to_string())?;
+        let kept: Vec<PathBuf> = runs.iter().map(|run| run.path.clone()).collect();
+        let mut state = self.state.lock();
+        let gone: Vec<Arc<Run>> = match damaged(&state.runs) {
+            Some(at) => Arc::make_mut(&mut state.runs).splice(at..=at, runs).collect(),
+            None => runs,
+        };
+        drop(state);
+        let gone: Vec<Arc<Run>> = gone.into_iter().filter(|run| !kept.contains(&run.path)).collect();
+        self.remove(&gone);
+        Ok(())
     }
 
     fn note_damage(&self, run: &Run, error: &io::Error) {
@@ -373,6 +436,15 @@ pub fn check(disk: &Arc<dyn Disk>, dir: &Path, shard_id: u64) -> Vec<(PathBuf, O
         (path, checked.err().map(|error| error.to_string()))
     })
     .collect()
+}
+
+/// Shards that the files in `dir` say they belong to; nothing of them is checked.
+pub fn shard_ids(disk: &Arc<dyn Disk>, dir: &Path) -> Vec<u64> {
+    let names = disk.list(dir).unwrap_or_default().into_iter();
+    names
+        .filter(|name| positions_of(name).is_some())
+        .filter_map(|name| run::shard_id(disk, &dir.join(name)))
+        .collect()
 }
 
 fn discard(disk: &Arc<dyn Disk>, path: &Path, why: &str) -> io::Result<()> {

@@ -219,8 +219,8 @@ impl Run {
                 %error,
                 begin = self.extent.first,
                 end = self.extent.last,
-                "a file of the key index is damaged: look-ups by key or id may miss messages in this part of the \
-                 log; stop the broker and remove the file to have it rebuilt"
+                "a file of the key index is damaged: it is rebuilt from the log, and look-ups that need it are \
+                 refused until then"
             );
         }
         first
@@ -345,6 +345,14 @@ impl Run {
             buffer: vec![0; PAGE.saturating_mul(BATCH)],
         }
     }
+}
+
+/// The shard that a file says it belongs to.
+pub fn shard_id(disk: &Arc<dyn Disk>, path: &Path) -> Option<u64> {
+    let mut bytes = [0; 16];
+    disk.open(path).and_then(|file| file.read_at(&mut bytes, 0)).ok()?;
+    let mut reader = Reader::new(&bytes);
+    (reader.array()? == MAGIC).then(|| reader.u64())?
 }
 
 fn checked(page: &[u8], seed: u32, number: u32) -> Option<&[u8]> {

@@ -10,6 +10,7 @@
 //! | 6 | group: position u64, length u32, `Group` record |
 //! | 7 | progress: group u64, topic u64, queue u32, offset u64, position u64 |
 //! | 8 | group gone: id u64 |
+//! | 9 | trimmed: position u64 |
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -38,6 +39,7 @@ const TOPIC_GONE: u8 = 5;
 const GROUP: u8 = 6;
 const PROGRESS: u8 = 7;
 const GROUP_GONE: u8 = 8;
+const TRIMMED: u8 = 9;
 
 fn put_count(out: &mut Vec<u8>, count: usize) {
     out.put_u32(u32::try_from(count).unwrap_or(u32::MAX));
@@ -96,6 +98,8 @@ fn write_writer(tables: &Tables, since: u64, part: &mut PartWriter) -> io::Resul
         out.put_u32(writer.epoch);
         out.put_text(&writer.boot_id);
         out.put_u8(u8::from(writer.closed));
+        out.put_u8(TRIMMED);
+        out.put_u64(tables.trimmed());
     })?;
     for (queue, reserved) in writer.reserved.into_iter().filter(|(_, reserved)| reserved.position >= since) {
         part.item(|out| {
@@ -174,6 +178,7 @@ pub struct Loader {
     queues: BTreeMap<QueueKey, Arc<Queue>>,
     groups: HashMap<GroupId, (Change, LogPosition)>,
     progress: BTreeMap<(GroupId, QueueKey), Committed>,
+    trimmed: u64,
 }
 
 impl Loader {
@@ -226,6 +231,7 @@ impl Loader {
                 self.progress.insert((group, queue), committed);
             }
             GROUP_GONE => drop(self.groups.remove(&GroupId(reader.u64()?))),
+            TRIMMED => self.trimmed = reader.u64()?,
             _ => return None,
         }
         Some(())
@@ -233,8 +239,9 @@ impl Loader {
 
     /// The tables. Queues and progress of what is gone are left out.
     pub fn finish(self) -> Option<Tables> {
-        let Self { writer, topics, mut queues, groups, mut progress } = self;
+        let Self { writer, topics, mut queues, groups, mut progress, trimmed } = self;
         let tables = Tables::default();
+        tables.set_trimmed(trimmed);
         tables.restore_writer(writer);
         for (topic, position) in topics.into_values() {
             let Change::Topic { id, name, settings, map } = topic else { return None };

@@ -149,6 +149,12 @@ fn names(disk: &Arc<dyn Disk>, dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Shards that the files in `dir` say they belong to; nothing of them is checked.
+pub fn shard_ids(disk: &Arc<dyn Disk>, dir: &Path) -> Vec<u64> {
+    let names = names(disk, dir).unwrap_or_default();
+    names.iter().filter_map(|name| part::shard_id(disk, &dir.join(name))).collect()
+}
+
 /// The snapshots that end with each of the parts in `dir`, newest first, each read when it is asked for.
 pub fn load_all(
     disk: &Arc<dyn Disk>,

@@ -77,6 +77,14 @@ impl PartHeader {
     }
 }
 
+/// The shard that a file says it belongs to.
+pub fn shard_id(disk: &Arc<dyn Disk>, path: &Path) -> Option<u64> {
+    let mut bytes = [0; 16];
+    disk.open(path).and_then(|file| file.read_at(&mut bytes, 0)).ok()?;
+    let mut reader = Reader::new(&bytes);
+    (reader.array()? == MAGIC).then(|| reader.u64())?
+}
+
 /// Writes one part.
 pub struct PartWriter {
     file: Arc<dyn DiskFile>,

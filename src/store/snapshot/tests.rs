@@ -1,6 +1,6 @@
 //! Chains of parts: what they save, and what is left when some of them are damaged.
 
-use std::{fmt::Write, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use super::{
     super::{
@@ -8,7 +8,7 @@ use super::{
         change::Change,
         disk::{CrashKeeps, Disk, MemoryDisk},
         index::{Entry, IndexSpace},
-        tests::{create, found_by_key, name, open, options, read_all, send},
+        tests::{create, found_by_key, name, open, options, read_all, send, state},
     },
     *,
 };
@@ -17,29 +17,6 @@ use crate::model::{
 };
 
 const DIR: &str = "/shard/snapshots";
-
-/// All that is folded from the log, as text.
-fn state(store: &Store) -> String {
-    let tables = &store.shard.tables;
-    let mut topics = tables.topics();
-    topics.sort_by_key(|topic| topic.id);
-    let mut groups = tables.groups();
-    groups.sort_by_key(|group| group.id);
-    let mut out = String::new();
-    for topic in topics {
-        let _ = writeln!(out, "{:?} {} {:?} {:?}", topic.id, topic.name.as_str(), topic.settings, topic.map);
-        for queue in topic.all_queues() {
-            let holes = queue.index().read().holes(0);
-            let (key, bounds, bytes) = (queue.key(), queue.bounds(), queue.bytes());
-            let _ = writeln!(out, "  {key:?} {bounds:?} next {} bytes {bytes} {holes:?}", queue.next());
-        }
-    }
-    for group in groups {
-        let progress: Vec<_> = group.progress().into_iter().map(|(queue, at)| (queue, at.offset)).collect();
-        let _ = writeln!(out, "{:?} {} {:?} {progress:?}", group.id, group.name.as_str(), group.settings);
-    }
-    out
-}
 
 fn save_now(store: &Store) -> Snapshot {
     save(&store.shard, &mut store.shard.chain.lock()).unwrap()
@@ -246,6 +223,7 @@ fn the_bytes_on_disk_are_those_of_format_1() {
         Change::Bounds { queue: queue(1), start: 1, end: 2, lost: Vec::new() },
         Change::TopicDeleted { id: TopicId(96) },
         Change::GroupDeleted { id: GroupId(192) },
+        Change::Trimmed { position: 48 },
     ];
     for (position, change) in (48..).step_by(48).zip(&changes) {
         tables.apply(&space, change, position);

@@ -1,6 +1,6 @@
 //! The store as its users see it, on a real directory and on disks that crash.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Write, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::{disk::*, *};
 use crate::{
     model::{DurabilityLevel, GroupSettings, TopicSettings},
-    runtime::SystemClock,
+    runtime::{ManualClock, SystemClock},
 };
 
 #[derive(Default)]
@@ -34,6 +34,17 @@ pub(super) fn options(dir: &str) -> Options {
 pub(super) fn open(options: Options, disk: &Arc<dyn Disk>) -> Result<Store, OpenError> {
     let meter = opentelemetry::global::meter("test");
     Store::open(options, Arc::clone(disk), Arc::new(SystemClock::new()), Arc::new(Heard::default()), &meter)
+}
+
+/// As [`open`], with a clock that stands still.
+pub(super) fn open_at(
+    options: Options,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<ManualClock>,
+) -> Result<Store, OpenError> {
+    let meter = opentelemetry::global::meter("test");
+    let clock: Arc<dyn Clock> = Arc::clone(clock) as Arc<dyn Clock>;
+    Store::open(options, Arc::clone(disk), clock, Arc::new(Heard::default()), &meter)
 }
 
 pub(super) fn name(name: &str) -> TopicName {
@@ -95,8 +106,32 @@ pub(super) fn read_all(store: &Store, topic: &str, queue: u32) -> Vec<(u64, Byte
     }
 }
 
+/// All that is folded from the log, as text.
+pub(super) fn state(store: &Store) -> String {
+    let tables = &store.shard.tables;
+    let mut topics = tables.topics();
+    topics.sort_by_key(|topic| topic.id);
+    let mut groups = tables.groups();
+    groups.sort_by_key(|group| group.id);
+    let mut out = String::new();
+    for topic in topics {
+        let _ = writeln!(out, "{:?} {} {:?} {:?}", topic.id, topic.name.as_str(), topic.settings, topic.map);
+        for queue in topic.all_queues() {
+            let holes = queue.index().read().holes(0);
+            let (key, bounds, bytes) = (queue.key(), queue.bounds(), queue.bytes());
+            let _ = writeln!(out, "  {key:?} {bounds:?} next {} bytes {bytes} {holes:?}", queue.next());
+        }
+    }
+    for group in groups {
+        let progress: Vec<_> = group.progress().into_iter().map(|(queue, at)| (queue, at.offset)).collect();
+        let _ = writeln!(out, "{:?} {} {:?} {progress:?}", group.id, group.name.as_str(), group.settings);
+    }
+    out
+}
+
 mod crash;
 mod damage;
+mod matrix;
 
 /// Topic, queue and offset of all messages that look-ups find.
 pub(super) fn found_by_key(store: &Store) -> std::collections::BTreeSet<(TopicId, u32, u64)> {
