@@ -83,9 +83,8 @@ impl Shard {
             }
         }
         if let Some(offset) = damaged {
-            self.index_damaged(queue, offset);
             // Readers wait here until the keeper has rebuilt the index from the log.
-            scan.end = scan.end.min(scan.next.max(from));
+            self.index_damaged(queue, offset);
         }
         scan
     }

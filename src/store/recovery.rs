@@ -75,7 +75,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
 
     let path = index_dir(options);
     let space = IndexSpace::open(Arc::clone(disk), path.clone()).map_err(failed(&path))?;
-    let (tables, snapshot, chain) = load_snapshot(options, disk, &space, shard_id, log_start);
+    let (tables, snapshot, chain) = load_snapshot(options, disk, &space, shard_id, log_start)?;
     let path = keys_dir(options);
     let (keys, covered) =
         KeyIndex::open(Arc::clone(disk), path.clone(), shard_id, options.key_run_bytes, log_start)
@@ -397,21 +397,32 @@ fn load_snapshot(
     space: &IndexSpace,
     shard_id: u64,
     log_start: u64,
-) -> (Tables, Option<Snapshot>, Chain) {
+) -> Result<(Tables, Option<Snapshot>, Chain), OpenError> {
     let dir = snapshot_dir(options);
+    let mut useless = Vec::new();
+    let mut used = None;
     for (file, loaded) in snapshot::load_all(disk, &dir, shard_id) {
         match loaded {
-            Ok(snapshot::Loaded { tables, snapshot, chain }) => {
-                if snapshot.position >= log_start && space.adopt(tables.blocks().iter()) {
-                    return (tables, Some(snapshot), chain);
-                }
+            Ok(loaded)
+                if loaded.snapshot.position >= log_start && space.adopt(loaded.tables.blocks().iter()) =>
+            {
+                used = Some(loaded);
+                break;
+            }
+            Ok(_) => {
                 tracing::warn!(file = %file.display(), "snapshot does not fit log and index; not used");
             }
             Err(text) => tracing::warn!(file = %file.display(), %text, "snapshot not used"),
         }
+        useless.push(file);
+    }
+    // They name blocks of the index that are given to others from now on.
+    snapshot::remove(disk, &dir, &useless).map_err(failed(&dir))?;
+    if let Some(snapshot::Loaded { tables, snapshot, chain }) = used {
+        return Ok((tables, Some(snapshot), chain));
     }
     space.adopt(std::iter::empty());
-    (Tables::default(), None, Chain::default())
+    Ok((Tables::default(), None, Chain::default()))
 }
 
 /// The last place at or below `position` that is known to begin a frame: itself, or its segment's base.

@@ -381,6 +381,7 @@ impl<'a> Tx<'a> {
         let begun = self
             .frame
             .and_then(|start| self.inner.group.pieces.last_mut().map(|piece| piece.bytes.split_off(start)));
+        let from = self.inner.end;
         self.shard.roll(self.inner, self.now_ms);
         if let Some(begun) = begun {
             let mut bytes = BytesMut::with_capacity(wanted.max(PIECE_BYTES));
@@ -388,7 +389,25 @@ impl<'a> Tx<'a> {
             let (base, position) = (self.inner.segment.0, self.inner.end);
             self.inner.group.pieces.push(Piece { base, position, bytes });
             self.frame = Some(0);
+            self.moved(from, position);
         }
+    }
+
+    /// The records so far were written for a frame at `from`, which begins at `to` now. Their checksums cover
+    /// their positions.
+    fn moved(&mut self, from: u64, to: u64) {
+        let seed = self.shard.seed;
+        let mut at = FRAME_HEADER;
+        while let Some(piece) = self.inner.group.pieces.last_mut()
+            && let Some(record) = piece.bytes.get_mut(at..at + RECORD_HEADER)
+            && let Ok(header) = RecordHeader::decode(seed, from + at as u64, record)
+        {
+            record.copy_from_slice(&header.encode(seed, to + at as u64));
+            at += header.total();
+        }
+        let by = to - from;
+        self.entries.iter_mut().for_each(|entry| entry.position += by);
+        self.lookups.iter_mut().for_each(|(_, position)| *position += by);
     }
 
     /// Writes one record into room that was reserved. Answers its length.

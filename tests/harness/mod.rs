@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod random;
 pub mod raw;
 
 use std::{
@@ -19,6 +20,7 @@ use holdfast::pb::v1::{
     PullRequest, PullResponse, QueueOffsets, QueueRef, SendRequest, SendResponse, SystemProperties, Topic,
     TopicSettings, admin_client::AdminClient, broker_client::BrokerClient,
 };
+pub use random::Random;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::{
@@ -428,21 +430,4 @@ pub fn files_below(dir: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     }
     found.sort();
     Ok(found)
-}
-
-/// A small generator of numbers that look random; the same seed gives the same ones.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
 }

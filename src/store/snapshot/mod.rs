@@ -126,6 +126,14 @@ fn prune(disk: &Arc<dyn Disk>, dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes parts that are of no use any more, durably.
+pub fn remove(disk: &Arc<dyn Disk>, dir: &Path, files: &[PathBuf]) -> io::Result<()> {
+    for file in files {
+        remove_if_there(disk, file)?;
+    }
+    if files.is_empty() { Ok(()) } else { disk.sync_dir(dir) }
+}
+
 fn remove_if_there(disk: &Arc<dyn Disk>, path: &Path) -> io::Result<()> {
     match disk.remove(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -306,6 +306,55 @@ fn old_messages_go_and_what_is_left_can_be_rebuilt_from_the_log() {
 }
 
 #[test]
+fn a_frame_that_moves_to_the_next_segment_is_whole_there() {
+    // Whatever is left of the segment when the frame turns out not to fit.
+    for before in (0..56).map(|n| 50_000 + 257 * n) {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+        let store = open(options("/shard"), &disk).unwrap();
+        let topic = create(&store, "t", TopicSettings::default()).unwrap();
+        send(&store, "t", 0, &bodies(1, before, 0)).unwrap();
+        let (first, second) = (bodies(3, 1500, 1), bodies(4, 2000, 2));
+        let sent = store.transact::<_, ()>(Purpose::State, |tx| {
+            let group = tx.create_group(GroupName::new("g").unwrap(), GroupSettings::default());
+            tx.commit(&group, &[(topic.queues[0].key(), 1)]);
+            for (queue, batch) in topic.queues.iter().zip([&first, &second]) {
+                let messages = batch.iter().map(|body| NewMessage {
+                    parts: [body, &[]],
+                    crc: crc32c::crc32c(body),
+                    later_bytes: 0,
+                    tag_hash: 0,
+                    lookups: &[7],
+                });
+                tx.send(&topic, queue, messages, |_, place, into| {
+                    into.extend_from_slice(&place.offset.to_le_bytes());
+                });
+            }
+            Ok(())
+        });
+        sent.unwrap().1.wait().unwrap();
+        let expected = |store: &Store| {
+            let read =
+                |queue| read_all(store, "t", queue).into_iter().map(|(_, body)| body).collect::<Vec<_>>();
+            assert_eq!((&read(0)[1..], &read(1)[..]), (&first[..], &second[..]), "{before}");
+            assert_eq!(found_by_key(store).len(), 8, "{before}");
+        };
+        expected(&store);
+        store.close();
+        for derived in ["/shard/snapshots", "/shard/index", "/shard/keys"] {
+            for file in disk.list(derived.as_ref()).unwrap() {
+                disk.remove(&std::path::Path::new(derived).join(file)).unwrap();
+            }
+        }
+        let store = open(options("/shard"), &disk).unwrap();
+        assert_eq!(store.status().damage, vec![], "{before}");
+        expected(&store);
+        let group = store.group(&GroupName::new("g").unwrap()).unwrap();
+        assert_eq!(group.committed(topic.queues[0].key()).map(|c| c.offset), Some(1), "{before}");
+        store.close();
+    }
+}
+
+#[test]
 fn every_message_is_found_by_key_in_memory_in_runs_and_rebuilt_from_the_log() {
     let (memory, mut quick) = (MemoryDisk::new(), options("/shard"));
     quick.key_run_bytes = 16 << 10;
