@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use clap::Subcommand;
@@ -15,7 +15,7 @@ use super::{
     output::{self, BAD, BOLD, DIM, GOOD, paint},
     values,
 };
-use crate::store::{self, Report};
+use crate::store::{self, Action, Repair, Report, Step};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -26,7 +26,31 @@ pub(super) enum Command {
         #[arg(value_name = "DATA_DIR")]
         dir: PathBuf,
     },
+    /// Put a data directory in order: damaged derived files go, foreign files are set aside. Shows what it would do
+    /// unless --yes is given. Never removes bytes of the log.
+    #[command(after_help = REPAIR_HELP)]
+    Repair {
+        /// The data directory of a broker that does not run.
+        #[arg(value_name = "DATA_DIR")]
+        dir: PathBuf,
+        /// Do it.
+        #[arg(long)]
+        yes: bool,
+    },
 }
+
+const REPAIR_HELP: &str = "\
+A broker starts with damage as well, and serves all the rest; this makes the damage that can be put right go away:
+  - snapshots and files of the key and queue index that are damaged are removed; the next start rebuilds them
+  - a damaged header of a segment is written anew, from its other copy or from name and length
+  - a segment under another's name gets one that fits
+  - files in log/ that are not of this shard, or hold nothing of it, move to DATA_DIR/quarantine/<time>/
+Messages that are lost in the log stay lost; their readers are told. Exit code 7 when there are such.
+
+Examples:
+  holdfast store repair ./data
+  holdfast store repair ./data --yes
+  holdfast store repair /var/lib/holdfast -o json";
 
 const CHECK_HELP: &str = "\
 Every record of the log is read and its checksum compared; snapshots and the key index, too. Exit code 7 when there is
@@ -39,7 +63,10 @@ Examples:
   holdfast store check /var/lib/holdfast -o json";
 
 pub(super) fn run(format: Format, command: Command) -> Result<Exit, Failure> {
-    let Command::Check { dir } = command;
+    let dir = match command {
+        Command::Check { dir } => dir,
+        Command::Repair { dir, yes } => return repair(format, &dir, yes),
+    };
     let shards = shards(&dir)?;
     let mut damaged = false;
     for (number, shard) in shards.iter().enumerate() {
@@ -61,6 +88,54 @@ pub(super) fn run(format: Format, command: Command) -> Result<Exit, Failure> {
         }
     }
     Ok(if damaged { Exit::DataLoss } else { Exit::Ok })
+}
+
+fn repair(format: Format, dir: &Path, yes: bool) -> Result<Exit, Failure> {
+    let stamp: String = values::time(SystemTime::now()).chars().filter(char::is_ascii_alphanumeric).collect();
+    let mut lost = false;
+    for (number, shard) in shards(dir)?.iter().enumerate() {
+        let bar = progress();
+        let repaired = store::repair(shard, &stamp, yes, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let repaired = repaired.map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        lost |= repaired.report.damage.iter().any(|place| place.begin < place.end);
+        if format == Format::Json {
+            output::json(&JsonRepair::new(shard, &repaired))?;
+        } else {
+            if number > 0 {
+                output::line("")?;
+            }
+            show_repair(shard, &repaired)?;
+        }
+    }
+    Ok(if lost { Exit::DataLoss } else { Exit::Ok })
+}
+
+fn show_repair(shard: &Path, repaired: &Repair) -> Result<(), Failure> {
+    show(shard, &repaired.report)?;
+    let (done, verb) = (repaired.done, |done, would| if repaired.done { done } else { would });
+    for Step { file, action, why, .. } in &repaired.steps {
+        let file = file.display();
+        let text = match action {
+            Action::Remove => format!("{} {file}", verb("removed", "would remove")),
+            Action::SetAside(to) => format!("{} {file} to {}", verb("moved", "would move"), to.display()),
+            Action::Rename(to) => format!("{} {file} to {}", verb("renamed", "would rename"), to.display()),
+            Action::RewriteHeader(to) => {
+                let verb = verb("rewrote", "would rewrite");
+                format!("{verb} the header of {file}, keeping the old one in {}", to.display())
+            }
+        };
+        output::line(format_args!("  {}  {text}: {why}", paint(DIM, "repair   ")))?;
+    }
+    let text = match (repaired.steps.len(), done) {
+        (0, _) => "nothing to put in order",
+        (_, true) => "done; `holdfast store check` tells what is left",
+        (_, false) => "nothing was changed; add --yes to do it",
+    };
+    output::line(format_args!("  {}  {text}", paint(DIM, "repair   ")))
 }
 
 /// The shards in a data directory: itself, or those directly below.
@@ -134,6 +209,10 @@ fn show(shard: &Path, report: &Report) -> Result<(), Failure> {
     for (file, problem) in unusable {
         field("keys", format!("{file}: {problem}; remove it, and the next start rebuilds it from the log"))?;
     }
+    let unusable = report.index.iter().filter_map(|(file, problem)| Some((file, problem.as_ref()?)));
+    for (file, problem) in unusable {
+        field("index", format!("{file}: {problem}; the broker rebuilds it from the log"))?;
+    }
     for damage in &report.damage {
         let place = format!("{} {} to {}", damage.file, damage.begin, damage.end);
         field("damage", format!("{}: {}", paint(BAD, place), damage.text))?;
@@ -154,7 +233,43 @@ struct JsonReport<'a> {
     records: &'a std::collections::BTreeMap<&'static str, u64>,
     snapshots: Vec<JsonDerived<'a>>,
     keys: Vec<JsonDerived<'a>>,
+    index: Vec<JsonDerived<'a>>,
     damage: Vec<JsonDamage<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonRepair<'a> {
+    /// The steps were taken.
+    done: bool,
+    steps: Vec<JsonStep<'a>>,
+    /// As it was found before.
+    report: JsonReport<'a>,
+}
+
+#[derive(Serialize)]
+struct JsonStep<'a> {
+    file: String,
+    /// `remove`, `set_aside`, `rename` or `rewrite_header`.
+    action: &'static str,
+    /// Where it goes, or where what stood there is kept.
+    to: Option<String>,
+    why: &'a str,
+}
+
+impl<'a> JsonRepair<'a> {
+    fn new(shard: &Path, repaired: &'a Repair) -> Self {
+        let steps = repaired.steps.iter().map(|Step { file, action, why, .. }| {
+            let (action, to) = match action {
+                Action::Remove => ("remove", None),
+                Action::SetAside(to) => ("set_aside", Some(to)),
+                Action::Rename(to) => ("rename", Some(to)),
+                Action::RewriteHeader(to) => ("rewrite_header", Some(to)),
+            };
+            let to = to.map(|to| to.display().to_string());
+            JsonStep { file: file.display().to_string(), action, to, why }
+        });
+        Self { done: repaired.done, steps: steps.collect(), report: JsonReport::new(shard, &repaired.report) }
+    }
 }
 
 #[derive(Serialize)]
@@ -190,6 +305,7 @@ impl<'a> JsonReport<'a> {
             records: &report.records,
             snapshots: derived(&report.snapshots),
             keys: derived(&report.keys),
+            index: derived(&report.index),
             damage: damage
                 .map(|d| JsonDamage { file: &d.file, begin: d.begin, end: d.end, text: &d.text })
                 .collect(),

@@ -7,11 +7,14 @@ use super::{
     change::Change,
     disk::{Disk, RealDisk},
     frame::{Record, RecordHeader, RecordKind, Seed},
+    index::{IndexSpace, Lookup},
     keys,
-    recovery::{adopt_segments, keys_dir, log_dir, missing_front, note, snapshot_dir},
+    recovery::{Found, adopt_segments, index_dir, keys_dir, log_dir, missing_front, note, snapshot_dir},
+    repair::index_files,
     scan::{Scan, Sink},
     segment::Segments,
     snapshot,
+    tables::Tables,
 };
 
 /// What [`check`] found.
@@ -37,8 +40,19 @@ pub struct Report {
     pub snapshots: Vec<(String, Option<String>)>,
     /// Files of the key index: `None` when usable, else why not.
     pub keys: Vec<(String, Option<String>)>,
+    /// Files of the queue index: `None` when usable, else why not.
+    pub index: Vec<(String, Option<String>)>,
     /// Damaged places.
     pub damage: Vec<Damage>,
+}
+
+/// A report, with what a repair needs beside it.
+pub(super) struct Examined {
+    pub report: Report,
+    pub segments: Segments,
+    pub problems: Vec<Found>,
+    /// Keeps brokers out.
+    pub lock: Box<dyn Send + Sync>,
 }
 
 /// Reads the log of the shard in `dir` from its start, its snapshots and its key index. `progress` hears how many bytes
@@ -49,15 +63,15 @@ pub struct Report {
 /// version.
 pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Report, OpenError> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-    check_on(&disk, dir, progress)
+    examine(&disk, dir, progress).map(|examined| examined.report)
 }
 
 /// As [`check`], on any disk.
-pub(super) fn check_on(
+pub(super) fn examine(
     disk: &Arc<dyn Disk>,
     dir: &Path,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Report, OpenError> {
+) -> Result<Examined, OpenError> {
     let options = Options::new(dir, "");
     let log = log_dir(&options);
     let failed = |error: io::Error| OpenError(format!("{}: {error}", log.display()));
@@ -66,12 +80,13 @@ pub(super) fn check_on(
     if found.is_empty() {
         return Err(OpenError(format!("{} holds no log; give the directory of a shard", log.display())));
     }
-    let _lock = disk.lock(&dir.join("lock")).map_err(|error| match error.kind() {
+    let lock = disk.lock(&dir.join("lock")).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => OpenError(format!("{} is in use; stop the broker first", dir.display())),
         _ => failed(error),
     })?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(&options, disk, &segments, found, &mut damage)?;
+    let mut problems = Vec::new();
+    let shard_id = adopt_segments(&options, disk, &segments, found, &mut damage, &mut problems)?;
     let (count, log_bytes) = segments.size();
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
     let stop = segments.all().last().map_or(0, |segment| segment.end());
@@ -88,14 +103,25 @@ pub(super) fn check_on(
     damage.retain(|place| place.begin == place.end || place.begin < end.position);
     damage.iter_mut().for_each(|place| place.end = place.end.min(end.position).max(place.begin));
     progress(stop - log_start, stop - log_start);
+    let mut newest = None;
     let snapshots = snapshot::load_all(disk, &snapshot_dir(&options), shard_id)
-        .map(|(file, loaded)| (file.display().to_string(), loaded.err()))
+        .map(|(file, loaded)| {
+            let file = file.display().to_string();
+            match loaded {
+                Ok(loaded) => {
+                    newest.get_or_insert(loaded.tables);
+                    (file, None)
+                }
+                Err(problem) => (file, Some(problem)),
+            }
+        })
         .collect();
+    let index = check_index(disk, &options, newest.as_ref());
     let keys = keys::check(disk, &keys_dir(&options), shard_id)
         .into_iter()
         .map(|(file, problem)| (file.display().to_string(), problem))
         .collect();
-    Ok(Report {
+    let report = Report {
         segments: count,
         log_bytes,
         log_start,
@@ -106,8 +132,38 @@ pub(super) fn check_on(
         records,
         snapshots,
         keys,
+        index,
         damage,
-    })
+    };
+    Ok(Examined { report, segments, problems, lock })
+}
+
+/// Looks whether the entries that the newest snapshot names are there. Without one the index is made anew anyway.
+fn check_index(
+    disk: &Arc<dyn Disk>,
+    options: &Options,
+    tables: Option<&Tables>,
+) -> Vec<(String, Option<String>)> {
+    let files = index_files(disk, options);
+    let all = |problem: Option<String>| {
+        files.iter().map(|file| (file.display().to_string(), problem.clone())).collect()
+    };
+    let Some(tables) = tables.filter(|_| !files.is_empty()) else { return all(None) };
+    let space = match IndexSpace::open(Arc::clone(disk), index_dir(options)) {
+        Ok(space) => space,
+        Err(error) => return all(Some(error.to_string())),
+    };
+    if !space.adopt(tables.blocks().iter()) {
+        return all(Some("the snapshot does not fit it".into()));
+    }
+    let mut damaged = 0_u64;
+    for queue in tables.topics().iter().flat_map(|topic| topic.all_queues().cloned().collect::<Vec<_>>()) {
+        queue.index().read().walk(&space, queue.key(), queue.start(), u64::MAX, |_, seen| {
+            damaged += u64::from(seen == Lookup::Damaged);
+            true
+        });
+    }
+    all((damaged > 0).then(|| format!("{damaged} entries are damaged")))
 }
 
 struct Checker<'a> {

@@ -69,7 +69,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     segments.tidy().map_err(failed(&dir))?;
     let found = segments.find().map_err(failed(&dir))?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(options, disk, &segments, found, &mut damage)?;
+    let shard_id = adopt_segments(options, disk, &segments, found, &mut damage, &mut Vec::new())?;
     let seed = Seed::new(shard_id);
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
 
@@ -176,6 +176,23 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     Ok(Opened { recovered, changes })
 }
 
+/// A file of the log that can be put right.
+pub(super) struct Found {
+    pub path: PathBuf,
+    pub why: String,
+    pub problem: FileProblem,
+}
+
+/// What there is to put right about a file of the log.
+pub(super) enum FileProblem {
+    /// It is not read.
+    LeftAlone,
+    /// It lacks this header, or one copy of it.
+    Header(SegmentHeader),
+    /// It begins here, not where its name says.
+    Misnamed(u64),
+}
+
 /// Opens the files that belong to this shard: those whose header says so, whatever their names, and those
 /// with a damaged header in which frames of this shard stand where the name says. The shard's id is what most
 /// headers say; any name of the shard will do where `options` has none.
@@ -185,6 +202,7 @@ pub(super) fn adopt_segments(
     segments: &Segments,
     found: Vec<FoundSegment>,
     damage: &mut Vec<Damage>,
+    problems: &mut Vec<Found>,
 ) -> Result<u64, OpenError> {
     for segment in &found {
         if let Err(BadHeader::Newer(format)) = segment.header {
@@ -201,6 +219,13 @@ pub(super) fn adopt_segments(
     let mut note = |path: &Path, begin: u64, end: u64, text: String| {
         damage.push(Damage { file: path.display().to_string(), begin, end, text });
     };
+    let mut put_right = |path: &Path, why: &str, problem: FileProblem| {
+        problems.push(Found { path: path.to_owned(), why: why.to_owned(), problem });
+    };
+    let shard = found.iter().find_map(|segment| {
+        let (header, _) = segment.header.as_ref().ok()?;
+        (header.shard_id == shard_id).then(|| header.shard.clone())
+    });
     // By base; of two files for the same one that whose name fits.
     let mut ours: BTreeMap<u64, (PathBuf, u64, u64)> = BTreeMap::new();
     let mut misnamed = Vec::new();
@@ -213,6 +238,7 @@ pub(super) fn adopt_segments(
         };
         if header.shard_id != shard_id {
             let text = format!("belongs to shard {:016x}; left alone and not read", header.shard_id);
+            put_right(&path, &text, FileProblem::LeftAlone);
             note(&path, named, named, text);
             continue;
         }
@@ -225,8 +251,9 @@ pub(super) fn adopt_segments(
             )));
         }
         if !whole {
-            let text = "one copy of the header is damaged; the other is used".into();
-            note(&path, header.base, header.base, text);
+            let text = "one copy of the header is damaged; the other is used";
+            put_right(&path, text, FileProblem::Header(header.clone()));
+            note(&path, header.base, header.base, text.into());
         }
         if header.base == named {
             match ours.entry(named) {
@@ -242,11 +269,13 @@ pub(super) fn adopt_segments(
         match ours.entry(base) {
             Entry::Vacant(place) => {
                 let text = format!("its header says that the file begins at {base}; it is used as that");
+                put_right(&path, &text, FileProblem::Misnamed(base));
                 note(&path, named, named, text);
                 place.insert((path, header.capacity, bytes));
             }
             Entry::Occupied(_) => {
                 let text = format!("another file for the log from {base} on; left alone and not read");
+                put_right(&path, &text, FileProblem::LeftAlone);
                 note(&path, named, named, text);
             }
         }
@@ -257,12 +286,17 @@ pub(super) fn adopt_segments(
         let holds = |path| holds_frame(disk, path, named, Seed::new(shard_id)).map_err(failed(path));
         if capacity == 0 || !holds(&path)? {
             let text = "the header is damaged and no frame of this shard is in it; left alone and not read";
+            put_right(&path, text, FileProblem::LeftAlone);
             note(&path, named, named, text.into());
             continue;
         }
         let text = "the header is damaged; name and length of the file stand in for it; `holdfast store \
                     repair` writes it anew";
         note(&path, named, named, text.into());
+        if let Some(shard) = shard.clone() {
+            let header = SegmentHeader { shard_id, base: named, capacity, epoch: 0, shard };
+            put_right(&path, "the header is damaged", FileProblem::Header(header));
+        }
         ours.insert(named, (path, capacity, bytes));
     }
     let mut end = 0;
@@ -270,6 +304,7 @@ pub(super) fn adopt_segments(
         if base < end {
             let text =
                 format!("overlaps the segment before it, which ends at {end}; left alone and not read");
+            put_right(&path, &text, FileProblem::LeftAlone);
             note(&path, base, base, text);
             continue;
         }

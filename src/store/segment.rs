@@ -246,7 +246,7 @@ impl Segments {
 
     /// The name of a new file. What is in its way is not ours to remove: the next name is as good, since the
     /// header counts.
-    fn free_path(&self, base: u64) -> io::Result<PathBuf> {
+    pub fn free_path(&self, base: u64) -> io::Result<PathBuf> {
         let usual = self.path(base);
         let others = (1..MAX_NAMES).map(|n| self.dir.join(format!("{base:020}-{n}.log")));
         let free = |path: &PathBuf| matches!(self.disk.open(path), Err(error) if error.kind() == io::ErrorKind::NotFound);

@@ -1,4 +1,5 @@
-//! One flipped byte anywhere in the data directory: the broker starts, says what is damaged, serves the rest.
+//! One flipped byte anywhere in the data directory: the broker starts, says what is damaged, serves the
+//! rest; and what `store repair` makes of it.
 
 use std::{
     fs,
@@ -7,7 +8,7 @@ use std::{
 
 use holdfast::pb::v1::PullOutcome;
 
-use crate::harness::*;
+use crate::{cli::Cli, harness::*};
 
 const MESSAGES: i64 = 200;
 const FLIPS: u64 = 24;
@@ -86,4 +87,80 @@ async fn whichever_byte_is_flipped_no_wrong_message_is_served_and_every_missing_
         }
         broker.kill();
     }
+}
+
+#[tokio::test]
+async fn repair_shows_what_it_would_do_and_does_it_only_when_told_and_removes_no_byte_of_the_log() {
+    let mut broker = Broker::start().await;
+    let client = broker.client().await;
+    client.topic("t", 1).await;
+    for n in 0..MESSAGES {
+        client.send("t", 0, &[&body(n)]).await;
+    }
+    let cli = Cli::of(&broker);
+    let dir = broker.data_dir();
+    let repair = format!("store repair {}", dir.display());
+    let busy = cli.run(&repair);
+    assert!(busy.code == 1 && busy.err.contains("in use"), "{}", busy.err);
+    broker.stop().await;
+    assert!(cli.run(&repair).text().contains("nothing to put in order"));
+
+    // One of each kind.
+    let flip = |path: &Path, at: usize| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[at] ^= 0x20;
+        fs::write(path, bytes).unwrap();
+    };
+    let first = dir.join(format!("log/{:020}.log", 0));
+    let text = body(7);
+    let bytes = fs::read(&first).unwrap();
+    let at = bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
+    flip(&first, at);
+    flip(&first, 17);
+    let snapshot = files_below(&dir.join("snapshots")).unwrap()[0].0.clone();
+    flip(&snapshot, fs::read(&snapshot).unwrap().len() / 2);
+    let keys = files_below(&dir.join("keys")).unwrap()[0].0.clone();
+    flip(&keys, 5000);
+    let foreign = dir.join("log/00000000009999999992.log");
+    fs::write(&foreign, [7; 10_000]).unwrap();
+
+    let before = save(&dir);
+    let checked = cli.run(&format!("store check {}", dir.display()));
+    assert_eq!(checked.code, 7, "{}", checked.err);
+    let shown = cli.run(&format!("{repair} -o json"));
+    assert_eq!(shown.code, 7, "a message is lost");
+    let report: serde_json::Value = serde_json::from_slice(&shown.out).unwrap();
+    assert_eq!(report["done"], false);
+    let steps: Vec<(&str, &str)> = report["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| (step["action"].as_str().unwrap(), step["file"].as_str().unwrap()))
+        .collect();
+    let step = |action, path: &Path| steps.contains(&(action, path.to_str().unwrap()));
+    assert!(step("remove", &snapshot) && step("remove", &keys), "{steps:?}");
+    assert!(step("set_aside", &foreign) && step("rewrite_header", &first), "{steps:?}");
+    assert!(String::from_utf8_lossy(&cli.run(&repair).out).contains("add --yes"));
+    assert!(save(&dir) == before, "it changed something without being told");
+
+    let done = cli.run(&format!("{repair} --yes"));
+    let text = String::from_utf8_lossy(&done.out);
+    assert!(done.code == 7 && text.contains("moved"), "{text}");
+    let aside: Vec<PathBuf> =
+        files_below(&dir.join("quarantine")).unwrap().into_iter().map(|(path, _)| path).collect();
+    assert!(aside.iter().any(|path| fs::read(path).unwrap() == [7; 10_000]), "{aside:?}");
+    let log = fs::read(&first).unwrap();
+    let (_, log_before) = before.iter().find(|(path, _)| *path == first).unwrap();
+    assert!(log[4096..] == log_before[4096..], "bytes of the log were changed");
+    let report = cli.run(&format!("store check {} -o json", dir.display()));
+    let report: serde_json::Value = serde_json::from_slice(&report.out).unwrap();
+    let left = report["damage"].as_array().unwrap();
+    assert!(left.len() == 1 && left[0]["text"].as_str().unwrap().contains("offset 7"), "{left:?}");
+
+    broker.restart().await;
+    let client = broker.client().await;
+    let lost = client.pull(pull_request("t", 0, 7)).await;
+    assert_eq!(lost.outcome(), PullOutcome::DataLoss);
+    let behind = client.pull(pull_request("t", 0, 8)).await;
+    assert_eq!(behind.messages[0].body, body(8));
 }

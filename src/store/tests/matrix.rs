@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     super::{
-        check::check_on,
+        check::examine as check_disk,
         frame::{FRAME_HEADER, FrameHeader, FrameKind, RECORD_HEADER, RecordHeader, RecordKind, Seed},
         keeper,
         segment::SegmentHeader,
@@ -344,8 +344,8 @@ fn examine(model: &Model, disk: &Arc<dyn Disk>, expect: &Expect, what: &str) {
     let clock = clock();
     clock.advance(Duration::from_secs(10));
     if expect.named.is_some() {
-        let report = check_on(disk, Path::new(DIR), &mut |_, _| {});
-        let report = report.unwrap_or_else(|error| panic!("{what}: check: {error}"));
+        let checked = check_disk(disk, Path::new(DIR), &mut |_, _| {}).map(|checked| checked.report);
+        let report = checked.unwrap_or_else(|error| panic!("{what}: check: {error}"));
         assert!(expect.is_named(&report.damage), "{what}: check names {:?}", report.damage);
     }
     let store =
@@ -640,7 +640,7 @@ fn segments_under_each_others_names_are_read_as_what_they_say_they_are() {
                         delete_derived(&disk);
                     }
                     let what = format!("{}: {} and {} swapped", model.name, a.display(), b.display());
-                    let report = check_on(&disk, Path::new(DIR), &mut |_, _| {}).unwrap();
+                    let report = check_disk(&disk, Path::new(DIR), &mut |_, _| {}).unwrap().report;
                     assert!(
                         report.damage.iter().any(|place| place.file == a.display().to_string()),
                         "{what}"
