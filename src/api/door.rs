@@ -144,6 +144,8 @@ pub(super) struct House {
     pub(super) metrics: Arc<Metrics>,
     /// Memory of requests that are arriving.
     pub(super) requests: Budget,
+    /// What sends may take of it.
+    pub(super) sends: Budget,
     /// Memory of answers that have not been read.
     pub(super) answers: AnswerBudget,
     pub(super) limits: CallLimits,
@@ -236,7 +238,11 @@ impl Door {
 
     fn handle(&self, target: Target, request: Request<Incoming>, deadline: Option<Instant>) -> Handling {
         let within = self.house.limits.request_timeout;
-        let framed = |body| Framed::new(body, target.limits(), &self.house.requests, deadline, within);
+        let memory = match target {
+            Target::Send | Target::SendStream => &self.house.sends,
+            _ => &self.house.requests,
+        };
+        let framed = |body| Framed::new(body, target.limits(), memory, deadline, within);
         let broker = || self.house.broker.clone();
         match target {
             Target::Send => Box::pin(broker().send(framed(request.into_body()))),

@@ -69,6 +69,8 @@ const CALLS_LOOK: Duration = Duration::from_millis(10);
 const LAST_WORK: Duration = Duration::from_secs(1);
 /// Headers over the limit by less than this factor are read, so that the call can be told what is wrong.
 const HARD_HEADERS: u64 = 4;
+/// One in so many bytes for arriving requests is kept from sends, so that pulls and commits go on beside them.
+const KEPT_FROM_SENDS: u64 = 8;
 /// Services whose health is reported; the empty name stands for all of them.
 const SERVICES: [&str; 3] = ["", "holdfast.v1.Broker", "holdfast.v1.Admin"];
 
@@ -256,14 +258,20 @@ fn house(
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
+    let requests = budget(
+        &metrics.request_bytes,
+        config.request_memory,
+        "api.request_memory",
+        "bytes of requests are arriving",
+    );
+    let sends = requests.keeping_back(
+        config.request_memory / KEPT_FROM_SENDS,
+        "bytes of requests are arriving (an eighth is kept for other calls than sends)",
+    );
     Ok(House {
         metrics: Arc::clone(metrics),
-        requests: budget(
-            &metrics.request_bytes,
-            config.request_memory,
-            "api.request_memory",
-            "bytes of requests are arriving",
-        ),
+        requests,
+        sends,
         answers: answers.clone(),
         limits: CallLimits {
             calls: config.calls_max,

@@ -3,6 +3,7 @@
 mod groups;
 mod lookup;
 mod metrics;
+mod overload;
 mod pull;
 mod send;
 mod topics;

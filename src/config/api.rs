@@ -33,7 +33,8 @@ pub struct ApiConfig {
     pub calls_per_connection: u64,
     /// Most calls at once over all connections, waiting pulls among them; more are refused.
     pub calls_max: u64,
-    /// Most bytes of requests that are still arriving, over all connections; above, calls are refused.
+    /// Most bytes of requests that are still arriving, over all connections; above, calls are refused. An eighth
+    /// is kept for other calls than sends.
     #[serde(with = "size")]
     pub request_memory: u64,
     /// Most bytes of messages on their way to clients, over all connections; above, a pull finds nothing and
@@ -114,7 +115,8 @@ impl ApiConfig {
         number("api.connections_max", self.connections_max, 1, 1_000_000)?;
         number("api.calls_per_connection", self.calls_per_connection, 1, 1_000_000)?;
         number("api.calls_max", self.calls_max, 1, 10_000_000)?;
-        sized("api.request_memory", self.request_memory, call, 1024 * GIB)?;
+        // An eighth is kept for other calls than sends.
+        sized("api.request_memory", self.request_memory, 20 << 20, 1024 * GIB)?;
         sized("api.answer_memory", self.answer_memory, call, 1024 * GIB)?;
         sized("api.answer_memory_per_connection", self.answer_memory_per_connection, call, 1024 * GIB)?;
         sized("api.frame_max", self.frame_max, 16 * KIB, (16 << 20) - KIB)?;

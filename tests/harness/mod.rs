@@ -137,6 +137,13 @@ impl Broker {
         Pid::from_child(self.child.as_ref().expect("a running broker"))
     }
 
+    /// Bytes of memory that the process has in use.
+    pub fn resident(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid().as_raw_nonzero())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    }
+
     /// How the process ended, once it has.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.as_mut().expect("a started broker").try_wait().unwrap()

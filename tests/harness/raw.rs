@@ -114,6 +114,16 @@ impl RawCall {
         let _ = self.sender.send_data(bytes, end);
     }
 
+    /// Sends bytes as the broker gives room for them: all but the last window have arrived when this returns.
+    pub async fn send_as_taken(&mut self, mut bytes: Bytes) {
+        while !bytes.is_empty() {
+            self.sender.reserve_capacity(bytes.len());
+            let room = std::future::poll_fn(|cx| self.sender.poll_capacity(cx)).await.unwrap().unwrap();
+            let piece = bytes.split_to(room.min(bytes.len()));
+            self.sender.send_data(piece, false).unwrap();
+        }
+    }
+
     /// Waits for the answer and reads it to its end.
     pub async fn answer(self) -> Result<RawAnswer, h2::Error> {
         let (answer, mut body) = self.head().await?;

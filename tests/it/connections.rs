@@ -159,7 +159,7 @@ async fn answers_that_nobody_reads_take_no_more_memory_than_allowed_and_others_a
     for _ in 0..4 {
         client.send_messages("t", 0, vec![message(vec![7; 4 * MIB - 1024])]).await;
     }
-    let before = resident(&broker);
+    let before = broker.resident();
     // What these ask for would be 40 × 8 × 4 MiB.
     let mut slow = Vec::new();
     for _ in 0..UNREAD {
@@ -170,7 +170,7 @@ async fn answers_that_nobody_reads_take_no_more_memory_than_allowed_and_others_a
         }
         slow.push((raw, answers));
     }
-    let grown = resident(&broker).saturating_sub(before);
+    let grown = broker.resident().saturating_sub(before);
     println!("{} MiB more resident", grown / MIB);
     assert!(grown < 160 * MIB, "{grown} bytes");
     // Whoever reads is served, if only with a request to come again for what is large.
@@ -186,14 +186,6 @@ async fn answers_that_nobody_reads_take_no_more_memory_than_allowed_and_others_a
         client.pull(pull_request("t", 0, 0)).await.outcome() == PullOutcome::Found
     })
     .await;
-}
-
-/// Bytes of memory that the broker has in use.
-fn resident(broker: &Broker) -> usize {
-    let path = format!("/proc/{}/status", broker.pid().as_raw_nonzero());
-    let status = std::fs::read_to_string(path).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
 #[tokio::test]
@@ -323,15 +315,15 @@ async fn a_request_that_does_not_arrive_is_refused_in_time_and_frees_its_memory(
 
 #[tokio::test]
 async fn requests_that_are_arriving_have_so_much_memory_and_the_next_is_refused() {
-    let broker = Broker::start_with("standalone", &[("api.request_memory", "17MiB")]).await;
+    let broker = Broker::start_with("standalone", &[("api.request_memory", "20MiB")]).await;
     let raw = Raw::connect(&broker.address()).await;
     let large = framed(&send_request("t", vec![message(vec![1; 4 * MIB - 1024]); 3]).encode_to_vec());
     let other = Raw::connect(&broker.address()).await;
     let mut arriving = other.open(SEND, &HeaderMap::new()).await.unwrap();
-    arriving.send(large.slice(..large.len() - 1), false);
+    arriving.send_as_taken(large.slice(..large.len() - 1)).await;
     let mut refused = None;
     eventually("one is refused", async || {
-        let answer = raw.call(SEND, &send_request("t", vec![message(vec![1; 3 * MIB]); 2])).await;
+        let answer = raw.call(SEND, &send_request("t", vec![message(vec![1; 3 * MIB]); 3])).await;
         let status = answer.unwrap().unwrap().status;
         refused = Some(status).filter(|status| status.code() != Code::Ok);
         refused.is_some()

@@ -19,9 +19,7 @@ async fn an_idle_broker_takes_at_most_32_mib_of_memory_and_32_mib_of_disk() {
         .sum();
     assert!(disk <= 32 * MIB, "{disk} bytes on disk: {:?}", files_below(&broker.data_dir()));
     // The budget is that of the binary people run; one with debug assertions is larger.
-    let status = fs::read_to_string(format!("/proc/{}/status", broker.pid().as_raw_nonzero())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    let resident: u64 = line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024;
+    let resident = broker.resident() as u64;
     if std::env::var_os("HOLDFAST_BIN").is_some() {
         assert!(resident <= 32 * MIB, "{resident} bytes resident");
     }

@@ -15,6 +15,7 @@ mod hold;
 mod idle;
 mod names;
 mod offsets;
+mod overload;
 mod pull;
 mod query;
 mod restart;

@@ -15,6 +15,8 @@ pub(in crate::api) const RETRY: Duration = Duration::from_millis(200);
 pub(in crate::api) struct Budget {
     taken: Level,
     limit: u64,
+    /// What others are to find even when this budget is used up.
+    kept_back: u64,
     /// The configuration key of the limit, and what there is too much of.
     key: &'static str,
     what: &'static str,
@@ -32,13 +34,19 @@ pub(in crate::api) struct Held {
 impl Budget {
     /// `taken` and `refusals` are what metrics show.
     pub(in crate::api) fn new(taken: Level, limit: u64, refusals: Level) -> Self {
-        Self { taken, limit, key: "", what: "bytes", refusals }
+        Self { taken, limit, kept_back: 0, key: "", what: "bytes", refusals }
     }
 
     /// With the configuration key of its limit, and what it counts.
     #[must_use]
     pub(in crate::api) fn named(self, key: &'static str, what: &'static str) -> Self {
         Self { key, what, ..self }
+    }
+
+    /// The same budget for those who have to leave `bytes` of it to others.
+    #[must_use]
+    pub(in crate::api) fn keeping_back(&self, bytes: u64, what: &'static str) -> Self {
+        Self { kept_back: bytes, what, ..self.clone() }
     }
 
     /// Holds nothing yet.
@@ -138,7 +146,7 @@ impl Held {
     pub(super) fn set(&mut self, bytes: u64) -> bool {
         match bytes.checked_sub(self.bytes) {
             Some(more) => {
-                if self.budget.taken.add(more) > self.budget.limit {
+                if self.budget.taken.add(more) > self.budget.limit.saturating_sub(self.budget.kept_back) {
                     self.budget.taken.subtract(more);
                     self.budget.refusals.add(1);
                     return false;
@@ -174,5 +182,17 @@ mod tests {
         assert_eq!(level.get(), 2);
         drop(held);
         assert_eq!(level.get(), 0);
+    }
+
+    #[test]
+    fn who_keeps_something_back_leaves_room_for_others() {
+        let all = Budget::new(Level::default(), 10, Level::default());
+        let some = all.keeping_back(3, "bytes");
+        let first = some.take(7).unwrap();
+        assert!(some.take(1).is_none());
+        let second = all.take(3).unwrap();
+        drop(first);
+        assert!(some.take(5).is_none() && some.take(4).is_some(), "what others took counts");
+        drop(second);
     }
 }
