@@ -1,6 +1,7 @@
 //! Load on a server from threads of this process, each with a connection of its own, and what it gave.
 
 use std::{
+    collections::BTreeMap,
     sync::{Barrier, OnceLock},
     time::{Duration, Instant},
 };
@@ -113,6 +114,8 @@ pub struct Sample {
     pub server_us_per_message: f64,
     pub server_us_per_call: f64,
     pub client_us_per_message: f64,
+    /// The server's CPU time by kinds of its threads, µs a message.
+    pub threads_us_per_message: BTreeMap<String, f64>,
     /// Shares of the whole machine, 0 to 1: the server, this process, everybody else (with what a hypervisor took).
     pub server_share: f64,
     pub client_share: f64,
@@ -187,6 +190,7 @@ pub fn measure<P>(
 struct Counters {
     at: Instant,
     server: Duration,
+    threads: BTreeMap<String, Duration>,
     client: Duration,
     busy: Duration,
     stolen: Duration,
@@ -200,6 +204,7 @@ impl Counters {
         Ok(Self {
             at: Instant::now(),
             server: server.cpu()?,
+            threads: server.threads()?,
             client: process::own_cpu()?,
             busy,
             stolen,
@@ -221,6 +226,10 @@ fn sample(tally: &Tally, before: &Counters, after: &Counters) -> Result<Sample> 
     let busy = used(after.busy, before.busy) + used(after.stolen, before.stolen);
     let syncs = after.syncs.zip(before.syncs).map(|(a, b)| (a.count - b.count, a.bytes - b.bytes));
     let syncs = syncs.filter(|&(count, _)| count > 0.0);
+    let threads = after.threads.iter().map(|(name, &later)| {
+        let earlier = before.threads.get(name).copied().unwrap_or_default();
+        (name.clone(), used(later, earlier))
+    });
     // CPU time was counted for a moment longer or shorter than messages were.
     let scale = 1e6 * seconds / between;
     Ok(Sample {
@@ -232,6 +241,7 @@ fn sample(tally: &Tally, before: &Counters, after: &Counters) -> Result<Sample> 
         server_us_per_message: server * scale / messages,
         server_us_per_call: server * scale / calls,
         client_us_per_message: client * scale / messages,
+        threads_us_per_message: threads.map(|(name, used)| (name, used * scale / messages)).collect(),
         server_share: server / between / cores,
         client_share: client / between / cores,
         others_share: ((busy - server - client) / between / cores).max(0.0),

@@ -171,6 +171,9 @@ fn run(options: &Options) -> Result<()> {
         eprint!("\r\x1b[K");
         run.memory.push(rig.product.memory()?);
         run.repeats.push(samples);
+        drop(rig);
+        dir.close()?;
+        process::settle(parent.path())?;
     }
     run.probes.push(probe::measure(parent.path())?);
     if let Some(minutes) = options.sustained {

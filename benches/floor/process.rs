@@ -1,6 +1,7 @@
 //! Other processes on this machine: starting and ending them, their CPU time and memory.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -99,6 +100,21 @@ impl Server {
         cpu_of((!pid << 3) | 2)
     }
 
+    /// CPU time of its threads that are there, by name without a number at the end.
+    pub fn threads(&self) -> Result<BTreeMap<String, Duration>> {
+        let mut found = BTreeMap::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let task = task?.path();
+            // A thread may end between the two.
+            let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
+            let Ok(times) = fs::read_to_string(task.join("schedstat")) else { continue };
+            let ran = times.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+            let name = name.trim().trim_end_matches(|c: char| c.is_ascii_digit() || c == '-');
+            *found.entry(name.to_owned()).or_default() += Duration::from_nanos(ran);
+        }
+        Ok(found)
+    }
+
     /// Resident memory: now, and at most, in bytes.
     pub fn memory(&self) -> Result<(u64, u64)> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
@@ -171,7 +187,7 @@ pub fn machine() -> Result<(Duration, Duration)> {
 /// Waits until what was written has reached the device, so that one measurement does not pay for another.
 pub fn settle(dir: &Path) -> Result<()> {
     rustix::fs::syncfs(fs::File::open(dir)?)?;
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(200));
     Ok(())
 }
 

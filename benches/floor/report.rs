@@ -171,7 +171,7 @@ impl Long {
     }
 }
 
-fn cell_rows(cells: &[&Cell], run: &Run) -> Vec<[String; 9]> {
+fn cell_rows(cells: &[&Cell], run: &Run) -> Vec<[String; 10]> {
     let mut rows = vec![
         [
             "cell",
@@ -179,6 +179,7 @@ fn cell_rows(cells: &[&Cell], run: &Run) -> Vec<[String; 9]> {
             "messages/s",
             "MB/s",
             "server CPU µs/message",
+            "of it in the background",
             "p50 ms",
             "p99 ms",
             "p99.9 ms",
@@ -201,6 +202,7 @@ fn cell_rows(cells: &[&Cell], run: &Run) -> Vec<[String; 9]> {
             show(rate, 0),
             show(rate.map(|rate| rate * megabytes), 1),
             show(figure(|s| Some(s.server_us_per_message)), 2),
+            background(run, cell.name),
             show(figure(|s| Some(s.latency?.p50)), 3),
             show(figure(|s| Some(s.latency?.p99)), 3),
             show(figure(|s| Some(s.latency?.p999)), 3),
@@ -208,6 +210,22 @@ fn cell_rows(cells: &[&Cell], run: &Run) -> Vec<[String; 9]> {
         ]);
     }
     rows
+}
+
+/// CPU time of the product's threads that speak to no client, µs a message. It comes in bursts, so that a short cell may
+/// pay for another one.
+fn background(run: &Run, cell: &str) -> String {
+    const NOTABLE_US: f64 = 0.05;
+    if !cell.starts_with("P.") {
+        return String::new();
+    }
+    let of = |name: &str| of_cell(run, cell, |s| s.threads_us_per_message.get(name).copied());
+    let names = ["store-writer", "store-prepare", "store-keeper"];
+    let notable = names.iter().filter_map(|name| {
+        let us = of(name).filter(|us| *us >= NOTABLE_US)?;
+        Some(format!("{} {us:.2}", name.trim_start_matches("store-")))
+    });
+    notable.collect::<Vec<_>>().join(", ")
 }
 
 /// Cells in which the product has to sync before an OK.
