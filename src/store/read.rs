@@ -22,6 +22,11 @@ const LOCK_ENTRIES: u64 = 512;
 const GAP_BYTES: u64 = 16 << 10;
 /// … and no more than this is read in all.
 const RUN_BYTES: u64 = 1 << 20;
+/// A read of this many bytes is taken for that of somebody who catches up …
+const AHEAD_WORTH_BYTES: u64 = 128 << 10;
+/// … if what was read makes up a fair part of where it lies; then as much is asked for ahead, at most so much.
+const AHEAD_SPREAD: u64 = 8;
+const AHEAD_BYTES: u64 = 8 << 20;
 
 impl Shard {
     /// See [`super::Store::scan`].
@@ -129,7 +134,32 @@ impl Shard {
 
     /// See [`super::Store::fetch`].
     pub fn fetch(&self, key: QueueKey, slots: &[Slot]) -> Result<Vec<Fetched>, StoreError> {
+        self.announce(slots);
         self.fetch_with(key, slots, Segment::read).map_err(|error| StoreError::Read(error.to_string()))
+    }
+
+    /// Tells the device of everything at once that is read bit by bit below, and of what a reader who catches up
+    /// asks for next.
+    fn announce(&self, slots: &[Slot]) {
+        let (mut rest, mut bytes) = (slots, 0);
+        while let Some(first) = rest.first() {
+            let Some(segment) = self.segments.holding(first.position.0) else { return };
+            let (run, behind) = rest.split_at(run_length(rest, &segment));
+            rest = behind;
+            let end = run.last().map_or(0, Slot::end);
+            bytes += end - first.position.0;
+            segment.will_need(first.position.0, end);
+        }
+        let (begin, end) =
+            (slots.first().map_or(0, |slot| slot.position.0), slots.last().map_or(0, Slot::end));
+        let span = end.saturating_sub(begin);
+        if bytes >= AHEAD_WORTH_BYTES
+            && span <= bytes.saturating_mul(AHEAD_SPREAD)
+            && end < self.durable.load(Ordering::Acquire)
+            && let Some(segment) = self.segments.holding(end)
+        {
+            segment.will_need(end, end.saturating_add(span.min(AHEAD_BYTES)));
+        }
     }
 
     fn fetch_with(

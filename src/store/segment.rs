@@ -141,6 +141,14 @@ impl Segment {
         self.file.read_at_now(into, self.at(position, into.len())?)
     }
 
+    /// What lies between the positions is read soon.
+    pub fn will_need(&self, begin: u64, end: u64) {
+        let (begin, end) = (begin.max(self.base), end.min(self.end()));
+        if begin < end {
+            self.file.will_need(HEADER_BYTES + begin - self.base, end - begin);
+        }
+    }
+
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }

@@ -392,6 +392,10 @@ impl DiskFile for FaultFile {
         self.inner.sync_data()
     }
 
+    fn will_need(&self, at: u64, len: u64) {
+        self.inner.will_need(at, len);
+    }
+
     fn start_writeback(&self, at: u64, len: u64) {
         self.inner.start_writeback(at, len);
     }

@@ -742,6 +742,8 @@ impl DiskFile for MemoryFile {
         self.sync()
     }
 
+    fn will_need(&self, _at: u64, _len: u64) {}
+
     fn start_writeback(&self, _at: u64, _len: u64) {}
 
     fn finish_writeback(&self, _at: u64, _len: u64) {}

@@ -75,6 +75,9 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Makes content (and the length) durable.
     fn sync_data(&self) -> io::Result<()>;
 
+    /// Asks for this range to be brought into memory, since it is read soon; a hint, no promise.
+    fn will_need(&self, at: u64, len: u64);
+
     /// Asks for write-back of this range to begin; a hint for pacing, no promise.
     fn start_writeback(&self, at: u64, len: u64);
 

@@ -145,6 +145,14 @@ impl DiskFile for RealFile {
     }
 
     #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "there is no such call"))]
+    fn will_need(&self, at: u64, len: u64) {
+        #[cfg(target_os = "linux")]
+        if let Some(len) = std::num::NonZeroU64::new(len) {
+            let _ = rustix::fs::fadvise(&self.0, at, Some(len), rustix::fs::Advice::WillNeed);
+        }
+    }
+
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "there is no such call"))]
     fn start_writeback(&self, at: u64, len: u64) {
         #[cfg(target_os = "linux")]
         sync_file_range(&self.0, at, len, libc::SYNC_FILE_RANGE_WRITE);
