@@ -45,12 +45,14 @@ type Result<T> = std::result::Result<T, Error>;
 const STRETCHES: u32 = 10;
 
 const HELP: &str = "\
-References: T, messages over TCP with a length before each, checksum, one write a read, an index entry in memory;
-S, the same gRPC service as tonic makes it by default, storing nothing; D4 and D1M, writes of 4 KiB and 1 MiB with
-fdatasync each. P is the product: the real binary with its defaults and a data directory of its own.
+References:
+  T        messages over TCP with a length before each, checksum, one write a read, an index entry
+  S        the same gRPC service as tonic makes it by default, storing nothing
+  D4, D1M  writes of 4 KiB and 1 MiB, each with fdatasync
+P is the product: the real binary with its defaults and a data directory of its own.
 
-Messages have 1 KiB. Every repeat has fresh processes and measures every cell once; a goal's figure is the
-median of its ratio in each repeat. docs/performance.md says more.
+Messages have 1 KiB. Every repeat has fresh processes and measures every cell once; a goal's
+figure is the median of its ratio in each repeat. docs/performance.md says more.
 
 Examples:
   cargo bench --bench floor                                     all of it, five minutes
