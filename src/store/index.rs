@@ -38,6 +38,8 @@ const CHUNK: usize = 4096;
 const FIRST_CHUNKS: usize = 32;
 /// Chunks of later files: 32 MiB.
 const LATER_CHUNKS: usize = 256;
+/// With fewer left the next file is made.
+const SPARE_CHUNKS: usize = 8;
 const CHUNK_UNITS: usize = CHUNK / UNIT;
 
 /// One message in a queue's index.
@@ -222,6 +224,12 @@ impl IndexSpace {
                 list.extend((0..CHUNK_UNITS / units).rev().map(|n| chunk + (n * units) as u32));
             }
         }
+    }
+
+    /// Grows in time, so that the writer does not have to.
+    pub fn keep_spare(&self) -> io::Result<()> {
+        let mut free = self.free.lock();
+        if free.chunks.len() < SPARE_CHUNKS { self.grow(&mut free) } else { Ok(()) }
     }
 
     /// Takes a block back. It is handed out again after [`IndexSpace::recycle`].

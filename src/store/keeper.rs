@@ -59,6 +59,7 @@ impl Keeper {
         if shard.inner.lock().fenced.is_some() {
             return;
         }
+        shard.make_room_for_index();
         self.flush_keys(shard);
         if now >= self.mend_at && !mend(shard) {
             self.mend_at = now + MEND_RETRY;

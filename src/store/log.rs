@@ -24,7 +24,7 @@ use super::{
     index::Entry,
     progress::Stage,
     segment::{Segment, SegmentHeader},
-    shard::Shard,
+    shard::{Shard, is_no_space},
 };
 use crate::{
     model::{QueueKey, TopicId},
@@ -470,7 +470,6 @@ impl Shard {
     fn dispatch(&self, group: OpenGroup) -> io::Result<()> {
         let mut early = Vec::new();
         let mut entries = group.entries.as_slice();
-        let mut unpublished = self.unpublished.lock();
         for batch in group.batches {
             let (own, rest) = entries.split_at_checked(batch.entries).unwrap_or((entries, &[]));
             entries = rest;
@@ -478,8 +477,9 @@ impl Shard {
                 self.redirect(&batch, own)?;
                 continue;
             }
-            batch.queue.append(&self.space, batch.first, own)?;
+            self.index(&batch, own)?;
             let end = batch.first + own.len() as u64;
+            let mut unpublished = self.unpublished.lock();
             if batch.early {
                 batch.queue.publish(end);
                 early.push((batch.queue.key(), end));
@@ -491,7 +491,6 @@ impl Shard {
                 end,
             });
         }
-        drop(unpublished);
         self.keys.insert_pairs(&group.lookups);
         if !early.is_empty() {
             self.news.grew(&early);
@@ -500,6 +499,21 @@ impl Shard {
             self.news.deleted(topic);
         }
         Ok(())
+    }
+
+    /// Adds entries to a queue's index. Where the index cannot grow for want of space, that is waited for: what
+    /// is in the log already cannot be refused any more.
+    fn index(&self, batch: &Batch, entries: &[Entry]) -> io::Result<()> {
+        let (mut first, mut entries) = (batch.first, entries);
+        loop {
+            match batch.queue.append(&self.space, first, entries) {
+                Err(error) if is_no_space(&error) && !self.wait_for_space() => {}
+                outcome => return outcome,
+            }
+            let done = batch.queue.index().read().end().unwrap_or(first).saturating_sub(first);
+            entries = entries.get(usize::try_from(done).unwrap_or(usize::MAX)..).unwrap_or_default();
+            first += done;
+        }
     }
 
     /// Points the index at copies, if the message is still there.
@@ -597,10 +611,10 @@ impl Shard {
         let mut inner = self.inner.lock();
         inner.stopping = true;
         inner.closed = true;
-        if let Ok((_, pending)) = closed {
-            mem::forget(pending);
-        }
         self.work.notify_one();
+        drop(inner);
+        // Whoever joins the thread waits for it.
+        drop(closed);
     }
 
     /// What a new segment's header says.

@@ -145,16 +145,17 @@ impl Queue {
         if let Some(end) = index.end().filter(|&end| end < first) {
             index.push_hole(end, first);
         }
-        let mut bytes = 0;
+        let (mut bytes, mut outcome) = (0, Ok(()));
         for (offset, entry) in (first..).zip(entries) {
-            index.push(space, self.key, offset, entry)?;
+            outcome = index.push(space, self.key, offset, entry);
+            if outcome.is_err() {
+                break;
+            }
             bytes += u64::from(entry.length);
+            self.touch(entry.position);
         }
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if let Some(last) = entries.last() {
-            self.touch(last.position);
-        }
-        Ok(())
+        outcome
     }
 
     /// A message as the log tells of it at recovery. `false` when it was known already.

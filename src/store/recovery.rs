@@ -75,6 +75,8 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
 
     let path = index_dir(options);
     let space = IndexSpace::open(Arc::clone(disk), path.clone()).map_err(failed(&path))?;
+    let path = snapshot_dir(options);
+    disk.create_dir_all(&path).map_err(failed(&path))?;
     let (tables, snapshot, chain) = load_snapshot(options, disk, &space, shard_id, log_start)?;
     let path = keys_dir(options);
     let (keys, covered) =
@@ -332,9 +334,25 @@ fn elect(options: &Options, disk: &Arc<dyn Disk>, found: &[FoundSegment]) -> Res
     }
     let first = headers().next().map(|(header, _)| header.shard_id);
     let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
-    let (Some(segment), None) = (found.first(), elected) else { return Ok(elected) };
-    let derived = snapshot::shard_ids(disk, &snapshot_dir(options)).into_iter();
-    for id in derived.chain(keys::shard_ids(disk, &keys_dir(options))) {
+    if elected.is_some() {
+        return Ok(elected);
+    }
+    let mut derived = snapshot::shard_ids(disk, &snapshot_dir(options));
+    derived.extend(keys::shard_ids(disk, &keys_dir(options)));
+    let Some(segment) = found.first() else {
+        if derived.is_empty() {
+            return Ok(None);
+        }
+        return Err(OpenError(format!(
+            "{} is empty, but there are files made from a log in {} or {}; look whether the file system with the log \
+             is mounted, or put its files back. To begin anew without them, remove {0}'s neighbours snapshots, \
+             index and keys",
+            log_dir(options).display(),
+            snapshot_dir(options).display(),
+            keys_dir(options).display()
+        )));
+    };
+    for id in derived {
         for segment in found {
             let path = &segment.path;
             if holds_frame(disk, path, segment.base, Seed::new(id)).map_err(failed(path))? {

@@ -103,6 +103,8 @@ fn join(thread: JoinHandle<()>) {
 pub(super) struct SpaceLeft {
     pub free: AtomicU64,
     pub below_floor: AtomicBool,
+    /// The queue index cannot grow.
+    pub index_full: AtomicBool,
 }
 
 /// Segments to be made.
@@ -350,9 +352,7 @@ impl Shard {
                     preparing.no_space = false;
                 }
                 // Space comes back; until then whoever needs the segment waits.
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
-                {
+                Err(error) if is_no_space(&error) => {
                     if !preparing.no_space {
                         tracing::warn!(event = "storage.state_changed", %error, base, "no space for the next log segment; trying on");
                     }
@@ -375,7 +375,8 @@ impl Shard {
             floor: self.options.disk_floor_bytes,
             free: self.space_left.free.load(Ordering::Relaxed),
         };
-        if self.space_left.below_floor.load(Ordering::Relaxed) {
+        let SpaceLeft { below_floor, index_full, .. } = &self.space_left;
+        if below_floor.load(Ordering::Relaxed) || index_full.load(Ordering::Relaxed) {
             return Err(full());
         }
         let spare = (self.options.segment_bytes / 8).min(SPARE_BYTES);
@@ -383,6 +384,36 @@ impl Shard {
             return Err(full());
         }
         Ok(())
+    }
+
+    /// Has room made for the queue index before it is needed. A broker without topics needs none.
+    pub fn make_room_for_index(&self) {
+        if self.tables.counts().0 == 0 {
+            return;
+        }
+        let grown = self.space.keep_spare();
+        let full = grown.as_ref().is_err_and(is_no_space);
+        let before = self.space_left.index_full.swap(full, Ordering::Relaxed);
+        if full != before {
+            let state = if full { "disk_full" } else { "writable" };
+            tracing::warn!(event = "storage.state_changed", state, "space for the queue index");
+        }
+        match grown {
+            Err(error) if !full => {
+                tracing::warn!(%error, "cannot make a file of the queue index; trying again")
+            }
+            _ => {}
+        }
+    }
+
+    /// Waits a moment for space to come back. Answers whether the shard stops instead.
+    pub fn wait_for_space(&self) -> bool {
+        self.space_left.index_full.store(true, Ordering::Relaxed);
+        let mut stop = self.stop.lock();
+        if !*stop {
+            self.stopped.wait_for(&mut stop, PREPARE_RETRY);
+        }
+        *stop
     }
 
     /// Looks how much space is free.
@@ -446,6 +477,11 @@ impl Shard {
     pub fn leave_fence_mark(&self) {
         let _ = self.disk.create(&fence_mark(&self.options.dir));
     }
+}
+
+/// Space comes back; other errors are final.
+pub(super) fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// A file that a fenced writer leaves behind, if it can.

@@ -83,7 +83,6 @@ pub fn save(shard: &Arc<Shard>, chain: &mut Chain) -> io::Result<Snapshot> {
     let previous = chain.extendable().filter(|&previous| previous < position);
 
     let dir = snapshot_dir(&shard.options);
-    shard.disk.create_dir_all(&dir)?;
     let path = dir.join(name(position, previous.is_none()));
     let temporary = dir.join(TEMPORARY);
     remove_if_there(&shard.disk, &temporary)?;

@@ -132,6 +132,7 @@ pub(super) fn state(store: &Store) -> String {
 mod crash;
 mod damage;
 mod matrix;
+mod trouble;
 
 /// Topic, queue and offset of all messages that look-ups find.
 pub(super) fn found_by_key(store: &Store) -> std::collections::BTreeSet<(TopicId, u32, u64)> {
