@@ -459,7 +459,7 @@ impl Shard {
                     segment
                 }
             };
-            segment.write(&piece.bytes, piece.position)?;
+            segment.append(&piece.bytes, piece.position)?;
             self.recent.push(piece.position, piece.bytes.freeze());
         }
         self.metrics.wrote(self.clock.monotonic().saturating_sub(started));

@@ -37,8 +37,8 @@ const CRC_AT: usize = COPY_BYTES - 4;
 const MAGIC: [u8; 7] = *b"HFSEGMT";
 /// Names tried for a new file where others are in the way.
 const MAX_NAMES: u32 = 100;
-/// Zeros are written in pieces of this size, each given to the device before the next.
-const FILL_BYTES: u64 = 4 << 20;
+/// Writes end with a page where they can: a page that is changed in part has to be read first.
+const PAGE_BYTES: u64 = 4096;
 
 /// What a segment's header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,8 +129,17 @@ impl Segment {
         self.file.sync_data()
     }
 
+    /// Writes over what is there.
     pub fn write(&self, bytes: &[u8], position: u64) -> io::Result<()> {
         self.file.write_at(bytes, self.at(position, bytes.len())?)
+    }
+
+    /// Writes behind what was written so far: the rest of the last page becomes zero.
+    pub fn append(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        let at = self.at(position, bytes.len())?;
+        let end = at + bytes.len() as u64;
+        let padding = (end.next_multiple_of(PAGE_BYTES) - end).min(HEADER_BYTES + self.capacity - end);
+        self.file.write_padded(bytes, padding as usize, at)
     }
 
     pub fn read(&self, into: &mut [u8], position: u64) -> io::Result<()> {
@@ -269,16 +278,7 @@ impl Segments {
         let bytes = HEADER_BYTES + header.capacity;
         file.allocate(bytes)?;
         file.write_at(&header.encode(), 0)?;
-        let zeros = vec![0; FILL_BYTES as usize];
-        let mut at = HEADER_BYTES;
-        while at < bytes {
-            let piece = (bytes - at).min(FILL_BYTES);
-            file.write_at(zeros.get(..piece as usize).unwrap_or(&zeros), at)?;
-            file.start_writeback(at, piece);
-            // Two pieces at a time: the log's own syncs would wait behind all that is on its way.
-            file.finish_writeback(at.saturating_sub(FILL_BYTES), FILL_BYTES);
-            at += piece;
-        }
+        file.write_zeros(HEADER_BYTES, header.capacity)?;
         file.sync_data()
     }
 

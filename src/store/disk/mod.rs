@@ -16,6 +16,9 @@ pub use fault::{Fault, FaultDisk, Hold, Operation};
 pub use memory::{CrashKeeps, MemoryDisk};
 pub use real::RealDisk;
 
+/// Zeros are written in pieces of this size.
+const ZEROS_BYTES: u64 = 4 << 20;
+
 /// A directory tree. Paths are absolute or relative as the caller likes, but always the same for the
 /// same file.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -48,6 +51,20 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Send + Sync>>;
 }
 
+fn write_zeros_in_pieces(file: &(impl DiskFile + ?Sized), at: u64, len: u64) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES.min(len) as usize];
+    let (mut at, end) = (at, at.saturating_add(len));
+    while at < end {
+        let piece = (end - at).min(ZEROS_BYTES);
+        file.write_at(zeros.get(..piece as usize).unwrap_or(&zeros), at)?;
+        file.start_writeback(at, piece);
+        // Two pieces at a time: whoever syncs another file would wait behind all that is on its way.
+        file.finish_writeback(at.saturating_sub(ZEROS_BYTES), ZEROS_BYTES);
+        at += piece;
+    }
+    Ok(())
+}
+
 /// An open file. All calls may come from several threads at once.
 pub trait DiskFile: fmt::Debug + Send + Sync {
     /// Length in bytes.
@@ -60,6 +77,20 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 
     /// Writes all of `bytes` at `at`, growing the file if needed.
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+
+    /// As [`DiskFile::write_at`], with `zeros` bytes of zero behind, in one go. Where a write ends with a page
+    /// the rest of the page need not be read from the device first.
+    fn write_padded(&self, bytes: &[u8], zeros: usize, at: u64) -> io::Result<()> {
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len() + zeros, 0);
+        self.write_at(&padded, at)
+    }
+
+    /// Writes zeros from `at` on, so that the range has blocks that were written to; leaves the device to
+    /// others in between, and the page cache too where it can.
+    fn write_zeros(&self, at: u64, len: u64) -> io::Result<()> {
+        write_zeros_in_pieces(self, at, len)
+    }
 
     /// Fills `into` from `at`; `UnexpectedEof` when the file ends before. May wait for the device.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;

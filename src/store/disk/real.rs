@@ -87,6 +87,12 @@ impl Disk for RealDisk {
     }
 }
 
+/// What a page of a file and a block of a device are, or a part of.
+const PAGE_OF_ZEROS: [u8; 4096] = [0; 4096];
+/// Zeros written past the page cache at once.
+#[cfg(target_os = "linux")]
+const DIRECT_BYTES: usize = 1 << 20;
+
 #[derive(Debug)]
 struct RealFile(File);
 
@@ -97,6 +103,29 @@ impl DiskFile for RealFile {
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.0.write_all_at(bytes, at)
+    }
+
+    fn write_padded(&self, bytes: &[u8], zeros: usize, at: u64) -> io::Result<()> {
+        let Some(padding) = PAGE_OF_ZEROS.get(..zeros) else { return self.0.write_all_at(bytes, at) };
+        let both = [io::IoSlice::new(bytes), io::IoSlice::new(padding)];
+        let written = rustix::io::retry_on_intr(|| rustix::io::pwritev(&self.0, &both, at))?;
+        // What a short write left over; as a rule nothing.
+        let rest = bytes.get(written..).unwrap_or_default();
+        self.0.write_all_at(rest, at + written.min(bytes.len()) as u64)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn write_zeros(&self, at: u64, len: u64) -> io::Result<()> {
+        // Zeros in the page cache would be copied there first and push out what is read.
+        match write_zeros_directly(&self.0, at, len) {
+            // A file system without direct writes, or with other ideas of what is aligned.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+            {
+                super::write_zeros_in_pieces(self, at, len)
+            }
+            outcome => outcome,
+        }
     }
 
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
@@ -174,6 +203,28 @@ impl DiskFile for RealFile {
     fn map(&self) -> io::Result<Arc<dyn Region>> {
         Ok(Arc::new(Map(MmapOptions::new().map_raw(&self.0)?)))
     }
+}
+
+/// Past the page cache; piece by piece, so that others have the device in between.
+#[cfg(target_os = "linux")]
+fn write_zeros_directly(file: &File, at: u64, len: u64) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(same);
+    let direct = direct.map_err(|_| io::ErrorKind::Unsupported)?;
+    // A map, since its memory begins with a page.
+    let zeros = MmapOptions::new().len(DIRECT_BYTES).map_anon()?;
+    let (mut at, end) = (at, at.saturating_add(len));
+    while at < end {
+        let piece = usize::try_from(end - at).unwrap_or(usize::MAX).min(DIRECT_BYTES);
+        let whole = piece - piece % PAGE_OF_ZEROS.len();
+        if whole == 0 {
+            return file.write_all_at(zeros.get(..piece).unwrap_or_default(), at);
+        }
+        direct.write_all_at(zeros.get(..whole).unwrap_or_default(), at)?;
+        at += whole as u64;
+    }
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]
