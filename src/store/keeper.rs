@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    expiring::Expiring,
     frame::{Record, RecordHeader, RecordKind},
     index::Entry,
     queue::Queue,
@@ -18,6 +19,8 @@ use super::{
 use crate::model::{QueueKey, TopicId};
 
 const SPACE_INTERVAL: Duration = Duration::from_secs(1);
+/// Every so many passes of retention what will go soon is counted.
+const EXPIRING_PASSES: u64 = 6;
 /// A repair that failed is tried again after this time.
 const MEND_RETRY: Duration = Duration::from_secs(5);
 
@@ -30,6 +33,9 @@ pub struct Keeper {
     snapshot_at: Duration,
     retention_at: Duration,
     retention: Retention,
+    expiring: Expiring,
+    /// Passes of retention so far.
+    passes: u64,
     /// Damaged indexes are not mended before.
     mend_at: Duration,
     /// Where the log stood when a snapshot failed; not tried again before it has grown.
@@ -45,6 +51,8 @@ impl Keeper {
             mend_at: now,
             retention_at: now,
             retention: Retention::new(shard),
+            expiring: Expiring::default(),
+            passes: 0,
             snapshot_failed: None,
         }
     }
@@ -69,6 +77,10 @@ impl Keeper {
         }
         if now.saturating_sub(self.retention_at) >= shard.options.retention_interval {
             self.retention_at = now;
+            if self.passes.is_multiple_of(EXPIRING_PASSES) {
+                self.expiring.look(shard);
+            }
+            self.passes = self.passes.wrapping_add(1);
             if self.retention.pass(shard) && !shard.stopping() {
                 self.snapshot(shard, now);
                 self.retention.remove_segments(shard);

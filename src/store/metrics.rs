@@ -147,6 +147,12 @@ impl Metrics {
             "1 while sends are taken, 0 while they are refused.",
             |shard| u64::from(shard.state() == super::State::Writable),
         );
+        gauge(
+            "holdfast.storage.unread_expiring",
+            "{message}",
+            "Messages in the last tenth of their topic's retention that a group with progress has not read.",
+            |shard| shard.unread_expiring.load(Relaxed),
+        );
         gauge("holdfast.storage.recovery.time", "ms", "How long the last start read the log.", |shard| {
             shard.recovery_ms.load(Relaxed)
         });

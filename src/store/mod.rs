@@ -7,6 +7,7 @@ mod change;
 mod check;
 mod codec;
 pub mod disk;
+mod expiring;
 mod frame;
 mod index;
 mod keeper;

@@ -143,15 +143,25 @@ type Moved = Vec<(Arc<Queue>, u64)>;
 /// Drops the topic's oldest messages, whatever their queue, until it is within its size.
 fn by_size(shard: &Shard, topic: &Topic, moved: &mut Moved) {
     let Some(limit) = topic.settings.retention.bytes else { return };
+    let Some(before_ms) = boundary_by_size(shard, topic, limit) else { return };
+    for queue in &topic.queues {
+        let keep_from = shard.offset_by_time(queue, before_ms, TimeBound::FirstAtOrAfter);
+        if keep_from > queue.start() {
+            moved.push((Arc::clone(queue), keep_from));
+        }
+    }
+}
+
+/// The earliest time such that the topic is within `limit` without what was stored before it; `None` when it is
+/// within it as it is.
+pub(super) fn boundary_by_size(shard: &Shard, topic: &Topic, limit: u64) -> Option<u64> {
     let total = topic.bytes();
     if total <= limit {
-        return;
+        return None;
     }
     let excess = total - limit;
     let newest = shard.inner.lock().last_ms;
-    let oldest = topic.queues.iter().filter_map(|queue| shard.store_ms_at(queue, queue.start())).min();
-    let Some(oldest) = oldest else { return };
-    // The earliest time such that what was stored before it makes up the excess.
+    let oldest = topic.queues.iter().filter_map(|queue| shard.store_ms_at(queue, queue.start())).min()?;
     let (mut low, mut high) = (oldest, newest.saturating_add(1));
     while low < high {
         let middle = low + (high - low) / 2;
@@ -162,12 +172,7 @@ fn by_size(shard: &Shard, topic: &Topic, moved: &mut Moved) {
             low = middle + 1;
         }
     }
-    for queue in &topic.queues {
-        let keep_from = shard.offset_by_time(queue, low, TimeBound::FirstAtOrAfter);
-        if keep_from > queue.start() {
-            moved.push((Arc::clone(queue), keep_from));
-        }
-    }
+    Some(low)
 }
 
 /// Bytes of messages stored before `ms`; not counted on once `enough`.

@@ -74,6 +74,8 @@ pub(super) struct Shard {
     pub chain: Mutex<Chain>,
     pub opening: Opening,
     pub recovery_ms: AtomicU64,
+    /// Messages that a group has not read and retention will soon remove.
+    pub unread_expiring: AtomicU64,
     pub space_left: SpaceLeft,
     preparing: Mutex<Preparing>,
     prepared: Condvar,
@@ -196,6 +198,7 @@ impl Shard {
             chain: Mutex::new(chain),
             opening,
             recovery_ms: AtomicU64::new(0),
+            unread_expiring: AtomicU64::new(0),
             space_left: SpaceLeft::default(),
             preparing: Mutex::default(),
             prepared: Condvar::new(),

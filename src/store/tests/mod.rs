@@ -132,6 +132,7 @@ pub(super) fn state(store: &Store) -> String {
 mod crash;
 mod damage;
 mod matrix;
+mod retention;
 mod trouble;
 
 /// Topic, queue and offset of all messages that look-ups find.

@@ -352,3 +352,17 @@ fn a_store_whose_log_is_gone_is_not_begun_anew_over_what_is_left() {
     }
     open(options("/shard"), &disk).unwrap().close();
 }
+
+#[test]
+fn a_segment_that_may_not_be_opened_refuses_the_start_by_name() {
+    let (faults, disk) = faulty();
+    let store = open(options("/shard"), &disk).unwrap();
+    create(&store, "t", TopicSettings::default()).unwrap();
+    store.close();
+    let file = format!("{:020}.log", 0);
+    faults.inject(Fault::error(Operation::Open, std::io::ErrorKind::PermissionDenied).on(&file));
+    let refused = open(options("/shard"), &disk).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains(&file) && refused.contains("permission denied"), "{refused}");
+    faults.clear();
+    open(options("/shard"), &disk).unwrap().close();
+}
