@@ -119,7 +119,7 @@ impl Metrics {
         gauge(
             "holdfast.storage.keys.damaged",
             "",
-            "Files of the key index in which damage was found since the start; look-ups may miss messages.",
+            "Files of the key index in which damage was found since the start, to be rebuilt from the log.",
             |shard| shard.keys.damaged(),
         );
         gauge(

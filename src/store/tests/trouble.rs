@@ -246,8 +246,10 @@ fn a_failed_write_fences_and_what_is_durable_is_still_read() {
         faults.clear();
         let store = open(options("/shard"), &disk).unwrap();
         assert_eq!(store.status().damage, vec![]);
-        assert_eq!(read_all(&store, "t", 0), expected);
-        assert_eq!(send(&store, "t", 0, &bodies(1, 10, 1)).unwrap(), 5);
+        // What was not acknowledged may have been written whole all the same.
+        let found = read_all(&store, "t", 0);
+        assert!(found.starts_with(&expected) && found.len() <= 6, "{found:?}");
+        assert_eq!(send(&store, "t", 0, &bodies(1, 10, 1)).unwrap(), found.len() as u64);
         store.close();
     }
 }
