@@ -253,8 +253,16 @@ impl Pull {
         loop {
             let look = match self.look() {
                 Look::Read(slots, bounds) => {
-                    let fetched = self.read(slots).await?;
-                    self.check(fetched, bounds)
+                    let first = slots.first().filter(|_| slots.len() > 1).copied();
+                    match (self.read(slots).await, first) {
+                        (Ok(fetched), _) => self.check(fetched, bounds),
+                        // One that the device cannot read does not keep back those before it.
+                        (Err(Error::ReadFailed(_)), Some(first)) => {
+                            let fetched = self.read(vec![first]).await?;
+                            self.check(fetched, Bounds { next: first.offset.saturating_add(1), ..bounds })
+                        }
+                        (Err(error), _) => return Err(error),
+                    }
                 }
                 look => look,
             };

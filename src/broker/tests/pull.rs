@@ -422,6 +422,34 @@ async fn a_message_that_is_in_no_cache_is_read_where_waiting_harms_nobody() {
 }
 
 #[tokio::test]
+async fn a_message_that_the_device_cannot_read_keeps_back_none_before_it_and_can_be_passed() {
+    let mut house = House::new();
+    house.options.recent_bytes = 64 << 10;
+    let messages = (0..20).map(|n| message(&format!("body number {n:02} {}", "x".repeat(300)))).collect();
+    house.send("t", 0, messages).await.unwrap();
+    house.restart();
+    house.disk.set_cold(true);
+    let file = house.options.dir.join(format!("log/{:020}.log", 0));
+    let mut bytes = vec![0; 64 << 10];
+    house.disk.open(&file).unwrap().read_at(&mut bytes, 0).unwrap();
+    let text = b"body number 07";
+    let at = bytes.windows(text.len()).position(|window| window == text).unwrap() as u64;
+    house.disk.inject(Fault::device(Operation::Read).on(".log").at(at..at + 1));
+    let (mut offset, mut seen) = (0, 0);
+    let refused = loop {
+        match house.broker.pull(pull("t", offset)).await {
+            Ok(pulled) => {
+                seen += bodies(&pulled).len();
+                offset = pulled.next_offset as i64;
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((seen, offset, refused.reason()), (7, 7, "READ_FAILED"));
+    assert_eq!(bodies(&house.broker.pull(pull("t", 8)).await.unwrap()).len(), 12);
+}
+
+#[tokio::test]
 async fn news_of_messages_that_were_taken_back_is_heard_once() {
     let house = House::new();
     house.broker.create_topic("t", TopicChange::default()).await.unwrap();
