@@ -228,3 +228,46 @@ async fn a_kill_in_the_middle_of_many_sends_keeps_every_acknowledged_one_once() 
         assert_eq!(found.iter().filter(|&other| *other == body).count(), 1);
     }
 }
+
+#[tokio::test]
+async fn a_start_after_a_kill_reads_the_tail_of_a_gigabyte_and_without_derived_files_all_of_it() {
+    const MIB: u64 = 1 << 20;
+    let mut broker = Broker::start_with("standalone", &[("store.snapshot_size", "64MiB")]).await;
+    let client = broker.client().await;
+    client.topic("t", 4).await;
+    let body = vec![b'x'; 64 << 10];
+    for call in 0..256 {
+        let batch = (0..64).map(|_| message(&body)).collect();
+        client.send_messages("t", call % 4, batch).await;
+    }
+    let ends = async |client: Client| {
+        let mut ends = Vec::new();
+        for queue in 0..4 {
+            let found = client.offsets("t", queue, "").await;
+            ends.push((found.min_offset, found.max_offset));
+        }
+        ends
+    };
+    let expected = vec![(0, 64 * 64); 4];
+    assert_eq!(ends(broker.client().await).await, expected);
+    broker.kill();
+    broker.restart().await;
+    let shard = &broker.client().await.status().await.shards[0];
+    assert!(shard.log_end > 1024 * MIB, "{shard:?}");
+    assert!(shard.recovery_bytes <= 256 * MIB, "{shard:?}");
+    assert_eq!(ends(broker.client().await).await, expected);
+
+    broker.stop().await;
+    for derived in ["snapshots", "index", "keys"] {
+        fs::remove_dir_all(broker.data_dir().join(derived)).unwrap();
+    }
+    broker.restart().await;
+    let client = broker.client().await;
+    let shard = &client.status().await.shards[0];
+    assert!(shard.recovery_bytes > 1024 * MIB, "{shard:?}");
+    assert_eq!(ends(broker.client().await).await, expected);
+    let last = client.pull(pull_request("t", 3, 64 * 64 - 1)).await;
+    assert_eq!(last.messages.len(), 1);
+    assert_eq!(last.messages[0].body, body);
+    broker.stop().await;
+}
