@@ -64,7 +64,7 @@ impl Default for StoreConfig {
     fn default() -> Self {
         Self {
             segment_size: 256 * MIB,
-            first_segment_size: 24 * MIB,
+            first_segment_size: 8 * MIB,
             inbox_size: 64 * MIB,
             inbox_wait: Duration::from_secs(5),
             recent_size: 32 * MIB,
@@ -83,8 +83,9 @@ impl Default for StoreConfig {
 impl StoreConfig {
     /// Checks the ranges; the error names the key.
     pub fn check(&self) -> Result<(), Invalid> {
-        // A frame never straddles segments, so even the smallest one takes the largest batch.
-        let first_min = MAX_BATCH_BYTES as u64 + 4 * MIB;
+        // A frame never straddles segments: what does not fit the first begins the second, which is four times
+        // as large and takes the largest batch.
+        let first_min = (MAX_BATCH_BYTES as u64 + 4 * MIB) / 4;
         sized("store.segment_size", self.segment_size, 64 * MIB..=GIB)?;
         sized("store.first_segment_size", self.first_segment_size, first_min..=GIB)?;
         sized("store.inbox_size", self.inbox_size, MAX_BATCH_BYTES as u64..=4 * GIB)?;

@@ -45,7 +45,7 @@ impl Options {
         Self {
             dir: dir.into(),
             shard: shard.into(),
-            first_segment_bytes: 24 << 20,
+            first_segment_bytes: 8 << 20,
             segment_bytes: 256 << 20,
             inbox_bytes: 64 << 20,
             inbox_wait: Duration::from_secs(5),
