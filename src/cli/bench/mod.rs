@@ -4,6 +4,7 @@
 //! within the measured time. [`probe`] measures the device that an OK waits for, [`cpu`] what a message costs.
 
 mod cpu;
+mod held;
 mod meter;
 pub mod probe;
 mod process;
@@ -47,6 +48,9 @@ pub(super) enum Command {
     /// Send a message, wait until a waiting pull has brought it back, send the next.
     #[command(after_help = ROUNDTRIP_HELP)]
     Roundtrip(Load),
+    /// Let many pulls wait, then wake them all at once.
+    #[command(after_help = HELD_HELP)]
+    Held(held::Held),
     /// Make many topics, write to each queue, read each queue.
     #[command(after_help = QUEUES_HELP)]
     Queues(queues::Many),
@@ -85,6 +89,13 @@ Shows two latencies: until the sender had its OK, and until a pull that was wait
 Examples:
   holdfast bench roundtrip
   holdfast bench roundtrip --in-flight 16 --durability async";
+
+const HELD_HELP: &str = "\
+Shows what a pull that waits costs the broker (with --server-pid), how fast all of them have a message that they
+waited for, and what another client notices of it. Needs as many open files as --connections.
+
+Example:
+  holdfast bench held --pulls 100000 --connections 50 --server-pid $(pidof holdfast)";
 
 const QUEUES_HELP: &str = "\
 Shows the rate of each phase and, with --server-pid, what the broker's process holds after it.
@@ -154,7 +165,7 @@ impl Command {
     pub(super) fn threads(&self) -> u16 {
         match self {
             Self::Send(load) | Self::Pull(load) | Self::Roundtrip(load) => load.threads,
-            Self::Probe { .. } | Self::Queues(_) => 1,
+            Self::Probe { .. } | Self::Queues(_) | Self::Held(_) => 1,
         }
     }
 }
@@ -171,6 +182,7 @@ pub(super) async fn run(session: Session, command: Command) -> Result<Exit, Fail
             }
             Ok(Exit::Ok)
         }
+        Command::Held(held) => held::run(&session, held).await,
         Command::Queues(many) => queues::run(&session, many).await,
         Command::Send(load) => measure(&session, load, "send", send::start).await,
         Command::Pull(load) => measure(&session, load, "pull", pull::start).await,
