@@ -98,6 +98,8 @@ impl Broker {
             .arg(self.role)
             .args(["--data-dir".as_ref(), self.data_dir().as_os_str()])
             .args(["--listen", &self.address()])
+            // Of the tests, not of the broker.
+            .env_remove("HOLDFAST_FUZZ_CALLS")
             .env(variable("listen.probe"), "127.0.0.1:0")
             .envs(self.settings.iter().map(|(key, value)| (variable(key), value)))
             .stdin(Stdio::null())

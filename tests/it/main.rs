@@ -10,6 +10,7 @@ mod cli_admin;
 mod cli_lines;
 mod connections;
 mod damage;
+mod fuzz;
 mod groups;
 mod hold;
 mod idle;

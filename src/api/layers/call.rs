@@ -144,7 +144,14 @@ impl Future for Call {
         let Some(mut measure) = self.measure.take() else { return Poll::Pending };
         let owed = response.extensions_mut().remove::<Arc<Owed>>();
         let connection = Arc::clone(&self.connection);
-        let code = code(&response);
+        let mut code = code(&response);
+        if code == Code::Internal
+            && let Some(status) = Status::from_header_map(response.headers())
+            && let Some(status) = status::blaming_the_sender(&status)
+        {
+            code = status.code();
+            response = status.into_http();
+        }
         let response = match self.stream.take() {
             Some(rule) if code == Code::Ok => {
                 let stop = match rule {

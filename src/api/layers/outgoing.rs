@@ -101,6 +101,9 @@ impl Watched {
                     Some(Ok(frame)) => {
                         if let Some(trailers) = frame.trailers_ref() {
                             let status = Status::from_header_map(trailers);
+                            if let Some(status) = status.as_ref().and_then(status::blaming_the_sender) {
+                                return Poll::Ready(self.end(&status));
+                            }
                             self.measure.finish(status.map_or(Code::Ok, |status| status.code()));
                         }
                     }

@@ -8,9 +8,12 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::convert;
 use crate::{
     broker::{ERROR_DOMAIN, Error},
+    model::Invalid,
     pb::v1,
 };
 
+/// How prost begins its complaint.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
 /// Longest text of an error. It travels as a header, and clients bound those.
 const MAX_TEXT_BYTES: usize = 1024;
 
@@ -26,6 +29,13 @@ pub(in crate::api) fn of(error: &Error) -> Status {
         details.set_retry_info(Some(delay));
     }
     Status::with_error_details(code(error), shortened(error.to_string()), details)
+}
+
+/// What the services of tonic (health, reflection) say of bytes that are no message blames this side; who sent them is
+/// told so instead.
+pub(in crate::api) fn blaming_the_sender(status: &Status) -> Option<Status> {
+    let problem = status.message().strip_prefix(UNDECODABLE).filter(|_| status.code() == Code::Internal)?;
+    Some(of(&Error::Invalid(Invalid::new("request", format!("is not a valid message{problem}")))))
 }
 
 /// The same inside a stream or a list.
@@ -98,6 +108,16 @@ mod tests {
         assert_eq!(details.retry_info().unwrap().retry_delay, Some(Duration::from_millis(20)));
         assert_eq!(details.error_info().unwrap().metadata["limit"], "9");
         assert_eq!(call_error(&busy).retry_delay.unwrap().nanos, 20_000_000);
+    }
+
+    #[test]
+    fn bytes_that_are_no_message_are_their_senders_fault_and_a_fault_of_ours_stays_ours() {
+        let theirs = Status::internal("failed to decode Protobuf message: invalid varint");
+        let told = blaming_the_sender(&theirs).unwrap();
+        assert_eq!(told.code(), Code::InvalidArgument);
+        assert_eq!(told.message(), "request: is not a valid message: invalid varint");
+        assert!(blaming_the_sender(&Status::internal("something else")).is_none());
+        assert!(blaming_the_sender(&told).is_none());
     }
 
     #[test]
