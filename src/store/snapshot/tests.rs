@@ -8,7 +8,7 @@ use super::{
         change::Change,
         disk::{CrashKeeps, Disk, MemoryDisk},
         index::{Entry, IndexSpace},
-        tests::{create, found_by_key, name, open, options, read_all, send, state},
+        tests::{commit, create, delete, found_by_key, name, open, options, read_all, send, state},
     },
     *,
 };
@@ -26,29 +26,6 @@ fn files(disk: &Arc<dyn Disk>) -> Vec<String> {
     let mut names = names(disk, DIR.as_ref()).unwrap();
     names.reverse();
     names
-}
-
-fn commit(store: &Store, group: &str, topic: &str, offset: u64) {
-    let key = store.topic(&name(topic)).unwrap().queues[0].key();
-    let group = GroupName::new(group).unwrap();
-    let committed = store.transact::<_, ()>(Purpose::State, |tx| {
-        let group = match tx.group(&group) {
-            Some(group) => group,
-            None => tx.create_group(group, GroupSettings::default()),
-        };
-        tx.commit(&group, &[(key, offset)]);
-        Ok(())
-    });
-    committed.unwrap().1.wait().unwrap();
-}
-
-fn delete(store: &Store, topic: &str) {
-    let topic = store.topic(&name(topic)).unwrap();
-    let deleted = store.transact::<_, ()>(Purpose::State, |tx| {
-        tx.delete_topic(&topic);
-        Ok(())
-    });
-    deleted.unwrap().1.wait().unwrap();
 }
 
 fn bodies(n: usize) -> Vec<bytes::Bytes> {

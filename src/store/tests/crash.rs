@@ -143,11 +143,7 @@ fn examine(known: &Known, disk: MemoryDisk, boot: &str, power_cut: bool, what: &
     }
     store.close();
     // And once more, from the log alone, it is the same.
-    for derived in ["/shard/snapshots", "/shard/index", "/shard/keys"] {
-        for file in disk.list(std::path::Path::new(derived)).unwrap() {
-            disk.remove(&std::path::Path::new(derived).join(file)).unwrap();
-        }
-    }
+    delete_derived(&disk);
     let before: Vec<_> =
         TOPICS.iter().map(|topic| (found(&store, topic, 0), found(&store, topic, 1))).collect();
     let again = open(quick(boot), &disk).unwrap_or_else(|error| panic!("{what}: does not rebuild: {error}"));

@@ -36,14 +36,6 @@ fn place_of(disk: &Arc<dyn Disk>, text: &str) -> u64 {
     bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap() as u64
 }
 
-fn delete_derived(disk: &Arc<dyn Disk>) {
-    for dir in ["/shard/snapshots", "/shard/index", "/shard/keys"].map(Path::new) {
-        for file in disk.list(dir).unwrap() {
-            disk.remove(&dir.join(file)).unwrap();
-        }
-    }
-}
-
 /// Offsets of a queue that can be read, and those that readers are told are lost.
 fn offsets(store: &Store, topic: &str) -> (Vec<u64>, Vec<u64>) {
     let topic = store.topic(&name(topic)).unwrap();

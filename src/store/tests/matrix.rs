@@ -73,18 +73,6 @@ fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(1_700_000_000_000))
 }
 
-fn group(store: &Store, group: &str, topic: &str, offset: u64) {
-    let key = store.topic(&name(topic)).unwrap().queues[0].key();
-    let group = GroupName::new(group).unwrap();
-    let committed = store.transact::<_, ()>(Purpose::State, |tx| {
-        let group =
-            tx.group(&group).unwrap_or_else(|| tx.create_group(group.clone(), GroupSettings::default()));
-        tx.commit(&group, &[(key, offset)]);
-        Ok(())
-    });
-    committed.unwrap().1.wait().unwrap();
-}
-
 fn save(store: &Store) {
     let shard = &store.shard;
     shard.keys.flush(shard.durable.load(Ordering::Acquire)).unwrap();
@@ -113,7 +101,7 @@ fn build() -> [Model; 2] {
     };
     send_some("sync", 0, 2);
     send_some("gone", 0, 2);
-    group(&store, "early", "sync", 1);
+    commit(&store, "early", "sync", 1);
     for _ in 0..40 {
         send_some("short", 0, 1);
     }
@@ -124,7 +112,7 @@ fn build() -> [Model; 2] {
         std::thread::sleep(Duration::from_millis(10));
     }
     send_some("fast", 1, 3);
-    group(&store, "late", "sync", 1);
+    commit(&store, "late", "sync", 1);
     send_some("sync", 1, 1);
     save(&store);
     for n in 0..3 {
@@ -139,8 +127,8 @@ fn build() -> [Model; 2] {
     deleted.unwrap().1.wait().unwrap();
     create(&store, "young", TopicSettings { queues: 1, ..TopicSettings::default() }).unwrap();
     send_some("young", 0, 3);
-    group(&store, "late", "young", 2);
-    group(&store, "early", "sync", 3);
+    commit(&store, "late", "young", 2);
+    commit(&store, "early", "sync", 3);
     send_some("fast", 0, 1);
     send_some("sync", 0, 1);
     let killed = Model::of("killed", &store, memory.after_crash(CrashKeeps::Everything));
@@ -237,14 +225,6 @@ fn contents(disk: &Arc<dyn Disk>, path: &Path) -> Vec<u8> {
     let mut bytes = vec![0; file.len().unwrap() as usize];
     file.read_at(&mut bytes, 0).unwrap();
     bytes
-}
-
-fn delete_derived(disk: &Arc<dyn Disk>) {
-    for dir in ["/shard/snapshots", "/shard/index", "/shard/keys"].map(Path::new) {
-        for file in disk.list(dir).unwrap() {
-            disk.remove(&dir.join(file)).unwrap();
-        }
-    }
 }
 
 #[derive(Default)]

@@ -83,6 +83,36 @@ pub(super) fn send(store: &Store, topic: &str, queue: u32, bodies: &[Bytes]) -> 
     }
 }
 
+/// Commits progress on a topic's first queue, as a group that is made if need be.
+pub(super) fn commit(store: &Store, group: &str, topic: &str, offset: u64) {
+    let key = store.topic(&name(topic)).unwrap().queues[0].key();
+    let group = GroupName::new(group).unwrap();
+    let committed = store.transact::<_, ()>(Purpose::State, |tx| {
+        let group =
+            tx.group(&group).unwrap_or_else(|| tx.create_group(group.clone(), GroupSettings::default()));
+        tx.commit(&group, &[(key, offset)]);
+        Ok(())
+    });
+    committed.unwrap().1.wait().unwrap();
+}
+
+pub(super) fn delete(store: &Store, topic: &str) {
+    let topic = store.topic(&name(topic)).unwrap();
+    let deleted = store.transact::<_, ()>(Purpose::State, |tx| {
+        tx.delete_topic(&topic);
+        Ok(())
+    });
+    deleted.unwrap().1.wait().unwrap();
+}
+
+pub(super) fn delete_derived(disk: &Arc<dyn Disk>) {
+    for dir in ["/shard/snapshots", "/shard/index", "/shard/keys"].map(std::path::Path::new) {
+        for file in disk.list(dir).unwrap() {
+            disk.remove(&dir.join(file)).unwrap();
+        }
+    }
+}
+
 pub(super) const ALL: ScanLimits = ScanLimits { messages: 10_000, bytes: usize::MAX, entries: 100_000 };
 
 /// All bodies of a queue from its start, with their offsets.
@@ -342,11 +372,7 @@ fn a_frame_that_moves_to_the_next_segment_is_whole_there() {
         };
         expected(&store);
         store.close();
-        for derived in ["/shard/snapshots", "/shard/index", "/shard/keys"] {
-            for file in disk.list(derived.as_ref()).unwrap() {
-                disk.remove(&std::path::Path::new(derived).join(file)).unwrap();
-            }
-        }
+        delete_derived(&disk);
         let store = open(options("/shard"), &disk).unwrap();
         assert_eq!(store.status().damage, vec![], "{before}");
         expected(&store);

@@ -51,27 +51,6 @@ fn by_size(bytes: u64) -> TopicSettings {
     }
 }
 
-fn commit(store: &Store, group: &str, topic: &str, offset: u64) {
-    let key = store.topic(&name(topic)).unwrap().queues[0].key();
-    let group = GroupName::new(group).unwrap();
-    let committed = store.transact::<_, ()>(Purpose::State, |tx| {
-        let group =
-            tx.group(&group).unwrap_or_else(|| tx.create_group(group.clone(), GroupSettings::default()));
-        tx.commit(&group, &[(key, offset)]);
-        Ok(())
-    });
-    committed.unwrap().1.wait().unwrap();
-}
-
-fn delete(store: &Store, topic: &str) {
-    let topic = store.topic(&name(topic)).unwrap();
-    let deleted = store.transact::<_, ()>(Purpose::State, |tx| {
-        tx.delete_topic(&topic);
-        Ok(())
-    });
-    deleted.unwrap().1.wait().unwrap();
-}
-
 fn start(store: &Store, topic: &str) -> u64 {
     store.topic(&name(topic)).unwrap().queues[0].bounds().0
 }
