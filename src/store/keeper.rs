@@ -32,6 +32,8 @@ pub struct Keeper {
     space_at: Duration,
     snapshot_at: Duration,
     retention_at: Duration,
+    /// The last pass has removed something; the next follows at once.
+    retention_goes_on: bool,
     retention: Retention,
     expiring: Expiring,
     /// Passes of retention so far.
@@ -50,6 +52,7 @@ impl Keeper {
             snapshot_at: now,
             mend_at: now,
             retention_at: now,
+            retention_goes_on: false,
             retention: Retention::new(shard),
             expiring: Expiring::default(),
             passes: 0,
@@ -75,15 +78,18 @@ impl Keeper {
         if self.snapshot_due(shard, now) {
             self.snapshot(shard, now);
         }
-        if now.saturating_sub(self.retention_at) >= shard.options.retention_interval {
+        let retention_due = now.saturating_sub(self.retention_at) >= shard.options.retention_interval;
+        if retention_due || self.retention_goes_on {
             self.retention_at = now;
+            self.retention_goes_on = false;
             if self.passes.is_multiple_of(EXPIRING_PASSES) {
                 self.expiring.look(shard);
             }
             self.passes = self.passes.wrapping_add(1);
             if self.retention.pass(shard) && !shard.stopping() {
                 self.snapshot(shard, now);
-                self.retention.remove_segments(shard);
+                // While there is something to remove senders may be filling the disk as fast.
+                self.retention_goes_on = self.retention.remove_segments(shard) > 0;
             }
         }
     }

@@ -113,21 +113,21 @@ impl Retention {
         self.oldest.insert(topic.id, oldest);
     }
 
-    /// Removes oldest segments in which nothing is live any more, after copying what is.
-    pub fn remove_segments(&mut self, shard: &Arc<Shard>) {
-        for _ in 0..SEGMENTS_A_PASS {
-            let Some(segment) = oldest_sealed(shard) else { return };
-            if shard.snapshot_position.load(Ordering::Acquire) < segment.end() {
-                return;
-            }
-            if live_bytes(shard, &segment) > segment.capacity / 2 {
-                return;
+    /// Removes oldest segments in which nothing is live any more, after copying what is. Answers how many.
+    pub fn remove_segments(&mut self, shard: &Arc<Shard>) -> usize {
+        for removed in 0..SEGMENTS_A_PASS {
+            let Some(segment) = oldest_sealed(shard) else { return removed };
+            if shard.snapshot_position.load(Ordering::Acquire) < segment.end()
+                || live_bytes(shard, &segment) > segment.capacity / 2
+            {
+                return removed;
             }
             if let Err(error) = copy_forward(shard, &segment).and_then(|()| remove(shard, &segment)) {
                 tracing::warn!(%error, file = %segment.path.display(), "cannot remove a segment; trying again");
-                return;
+                return removed;
             }
         }
+        SEGMENTS_A_PASS
     }
 }
 
