@@ -520,13 +520,12 @@ fn lost_by_power_cut(
     tables: &Tables,
     end: &End,
 ) -> Result<Vec<Change>, OpenError> {
-    let writer = tables.writer();
     let mark = fence_mark(&options.dir);
     let fenced = disk.open(&mark).is_ok();
-    let lost = fenced || (!end.clean && writer.boot_id != options.boot_id);
+    let lost = fenced || (!end.clean && tables.writer().boot_id != options.boot_id);
     let mut changes = Vec::new();
     if lost {
-        for (key, Reserved { until, .. }) in writer.reserved {
+        for (key, Reserved { until, .. }) in tables.reserved_since(0) {
             let Some(queue) = tables.queue(key) else { continue };
             let next = queue.next();
             if until > next {

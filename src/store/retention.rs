@@ -452,7 +452,7 @@ fn live_state(shard: &Shard, segment: &Segment) -> Vec<Live> {
         let old = group.progress().into_iter().filter(|(_, committed)| here(committed.position.0));
         live.extend(old.map(|(queue, _)| Live::Progress(group.id, queue)));
     }
-    let reserved = shard.tables.writer().reserved;
+    let reserved = shard.tables.reserved_since(segment.base);
     live.extend(
         reserved.into_iter().filter(|(_, at)| here(at.position)).map(|(queue, _)| Live::Reserved(queue)),
     );

@@ -109,6 +109,8 @@ pub(super) struct Tables {
     topics: RwLock<Topics>,
     groups: RwLock<Groups>,
     writer: RwLock<Writer>,
+    /// Offsets of async queues that readers may have seen, as the latest writer says.
+    reserved: RwLock<HashMap<QueueKey, Reserved>>,
     /// What was deleted since the newest snapshot, with the place of the record that says so.
     gone: Mutex<Vec<(u64, Gone)>>,
     /// Up to where retention may have removed the log.
@@ -131,8 +133,6 @@ pub(super) struct Writer {
     pub boot_id: String,
     /// It ended cleanly, and nothing came after.
     pub closed: bool,
-    /// Offsets that readers of async queues may have seen.
-    pub reserved: HashMap<QueueKey, Reserved>,
 }
 
 /// Offsets of a queue that its writer may have shown before they were durable.
@@ -287,13 +287,14 @@ impl Tables {
             Change::Opened { epoch, boot_id, .. } => {
                 let mut writer = self.writer.write();
                 if *epoch > writer.epoch {
-                    *writer = Writer { epoch: *epoch, boot_id: boot_id.clone(), ..Writer::default() };
+                    *writer = Writer { epoch: *epoch, boot_id: boot_id.clone(), closed: false };
+                    self.reserved.write().clear();
                 }
             }
             Change::Closed => self.writer.write().closed = true,
             Change::Reserved { queue, until } => {
-                let mut writer = self.writer.write();
-                let reserved = writer.reserved.entry(*queue).or_default();
+                let mut all = self.reserved.write();
+                let reserved = all.entry(*queue).or_default();
                 reserved.until = reserved.until.max(*until);
                 reserved.position = reserved.position.max(position.0);
             }
@@ -318,7 +319,7 @@ impl Tables {
 
     /// What the latest writer has reserved of a queue.
     pub fn reserved(&self, queue: QueueKey) -> Option<Reserved> {
-        self.writer.read().reserved.get(&queue).copied()
+        self.reserved.read().get(&queue).copied()
     }
 
     /// Up to where retention may have removed the log. What is missing behind it was lost.
@@ -330,9 +331,16 @@ impl Tables {
         self.trimmed.fetch_max(position, Ordering::AcqRel);
     }
 
+    /// What the latest writer has reserved with records at or behind `since`.
+    pub fn reserved_since(&self, since: u64) -> Vec<(QueueKey, Reserved)> {
+        let all = self.reserved.read();
+        all.iter().filter(|(_, at)| at.position >= since).map(|(&queue, &at)| (queue, at)).collect()
+    }
+
     /// From a snapshot.
-    pub fn restore_writer(&self, writer: Writer) {
+    pub fn restore_writer(&self, writer: Writer, reserved: HashMap<QueueKey, Reserved>) {
         *self.writer.write() = writer;
+        *self.reserved.write() = reserved;
     }
 
     /// A new topic, with the queues that its maker holds; or one from a snapshot.
@@ -417,9 +425,9 @@ impl Tables {
         for group in self.groups() {
             group.progress.write().extract_if(key(0)..=key(u32::MAX), |_, _| true).for_each(drop);
         }
-        let mut writer = self.writer.write();
+        let mut reserved = self.reserved.write();
         for queue in gone.all_queues() {
-            writer.reserved.remove(&queue.key());
+            reserved.remove(&queue.key());
         }
     }
 

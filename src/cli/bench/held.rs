@@ -13,13 +13,13 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::{cpu, process, send::join};
+use super::{cpu, make_topic, process, send::join};
 use crate::{
     cli::{
         Exit, Failure, Session, output,
         values::{self, Span},
     },
-    client::{Batch, Code, Connection, Endpoint, OutgoingMessage, Pull, TopicChange},
+    client::{Batch, Connection, Endpoint, OutgoingMessage, Pull, TopicChange},
 };
 
 /// How long a pull waits before it is asked again.
@@ -70,10 +70,7 @@ struct Report {
 pub(super) async fn run(session: &Session, held: Held) -> Result<Exit, Failure> {
     let broker = &session.broker;
     let settings = TopicChange { queues: Some(1), ..TopicChange::default() };
-    match broker.create_topic(&held.topic, settings).await {
-        Err(error) if error.code() == Code::AlreadyExists => {}
-        made => drop(made?),
-    }
+    make_topic(broker, &held.topic, settings).await?;
     let ends = broker.offsets(&held.topic, &[0], None, None).await?;
     let end = ends.first().map_or(0, |queue| queue.max);
 

@@ -26,7 +26,7 @@ use super::{
     values::{self, Size, Span},
 };
 use crate::{
-    client::{Code, Connection, TopicChange},
+    client::{Code, Connection, Error, TopicChange},
     model::{DurabilityLevel, MAX_BATCH_BYTES, MAX_BODY_BYTES},
 };
 use meter::{Meter, Outcome};
@@ -158,6 +158,15 @@ pub(super) struct Load {
 enum Level {
     Sync,
     Async,
+}
+
+impl From<Level> for DurabilityLevel {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Sync => Self::Sync,
+            Level::Async => Self::Async,
+        }
+    }
 }
 
 impl Command {
@@ -328,6 +337,14 @@ fn check(load: &Load) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Makes the topic; one that is there already is as good.
+async fn make_topic(broker: &Connection, topic: &str, settings: TopicChange) -> Result<(), Error> {
+    match broker.create_topic(topic, settings).await {
+        Err(error) if error.code() == Code::AlreadyExists => Ok(()),
+        made => made.map(drop),
+    }
+}
+
 /// The topic, made if need be.
 async fn topic_for(
     session: &Session,
@@ -338,10 +355,7 @@ async fn topic_for(
         Err(error) if error.code() == Code::NotFound => {
             let settings = TopicChange {
                 queues: Some(load.queues),
-                durability: Some(match load.durability {
-                    Level::Sync => DurabilityLevel::Sync,
-                    Level::Async => DurabilityLevel::Async,
-                }),
+                durability: Some(load.durability.into()),
                 retention_age: Some(Some(KEPT)),
                 ..TopicChange::default()
             };

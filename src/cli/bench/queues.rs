@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{
-    Level,
+    Level, make_topic,
     process::{self, Holds},
     send::join,
 };
@@ -22,8 +22,7 @@ use crate::{
         Exit, Failure, Session, output,
         values::{self, Size},
     },
-    client::{Batch, Code, Connection, Error, OutgoingMessage, Pull, TopicChange},
-    model::DurabilityLevel,
+    client::{Batch, Code, Connection, OutgoingMessage, Pull, TopicChange},
 };
 
 /// Tries of a call that the broker refuses because it has too much to do.
@@ -179,7 +178,14 @@ async fn call(connection: &Connection, many: &Many, phase: Phase, number: u64) -
     let mut refused = 0;
     loop {
         let outcome = match phase {
-            Phase::Create => create(connection, many, &topic).await,
+            Phase::Create => {
+                let settings = TopicChange {
+                    queues: Some(many.queues),
+                    durability: Some(many.durability.into()),
+                    ..TopicChange::default()
+                };
+                make_topic(connection, &topic, settings).await.map(|()| 0)
+            }
             Phase::Delete => connection.delete_topic(&topic).await.map(|()| 0),
             Phase::Write => {
                 let size = usize::try_from(many.size.0).unwrap_or(0);
@@ -202,20 +208,5 @@ async fn call(connection: &Connection, many: &Many, phase: Phase, number: u64) -
                 _ => return Err(error.into()),
             },
         }
-    }
-}
-
-async fn create(connection: &Connection, many: &Many, topic: &str) -> Result<u64, Error> {
-    let settings = TopicChange {
-        queues: Some(many.queues),
-        durability: Some(match many.durability {
-            Level::Sync => DurabilityLevel::Sync,
-            Level::Async => DurabilityLevel::Async,
-        }),
-        ..TopicChange::default()
-    };
-    match connection.create_topic(topic, settings).await {
-        Err(error) if error.code() == Code::AlreadyExists => Ok(0),
-        made => made.map(|_| 0),
     }
 }

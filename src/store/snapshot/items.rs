@@ -101,7 +101,7 @@ fn write_writer(tables: &Tables, since: u64, part: &mut PartWriter) -> io::Resul
         out.put_u8(TRIMMED);
         out.put_u64(tables.trimmed());
     })?;
-    for (queue, reserved) in writer.reserved.into_iter().filter(|(_, reserved)| reserved.position >= since) {
+    for (queue, reserved) in tables.reserved_since(since) {
         part.item(|out| {
             out.put_u8(RESERVED);
             put_queue_key(out, queue);
@@ -174,6 +174,7 @@ fn write_group(group: &Group, since: u64, part: &mut PartWriter) -> io::Result<(
 #[derive(Default)]
 pub struct Loader {
     writer: Writer,
+    reserved: HashMap<QueueKey, Reserved>,
     topics: HashMap<TopicId, (Change, LogPosition)>,
     queues: BTreeMap<QueueKey, Arc<Queue>>,
     groups: HashMap<GroupId, (Change, LogPosition)>,
@@ -199,14 +200,14 @@ impl Loader {
                 let (epoch, boot_id, closed) = (reader.u32()?, reader.text()?.to_owned(), reader.u8()? == 1);
                 // What an earlier writer had reserved does not count any more.
                 if epoch != self.writer.epoch {
-                    self.writer.reserved.clear();
+                    self.reserved.clear();
                 }
-                (self.writer.epoch, self.writer.boot_id, self.writer.closed) = (epoch, boot_id, closed);
+                self.writer = Writer { epoch, boot_id, closed };
             }
             RESERVED => {
                 let queue = queue_key(reader)?;
                 let reserved = Reserved { until: reader.u64()?, position: reader.u64()? };
-                self.writer.reserved.insert(queue, reserved);
+                self.reserved.insert(queue, reserved);
             }
             TOPIC => {
                 let position = LogPosition(reader.u64()?);
@@ -239,10 +240,10 @@ impl Loader {
 
     /// The tables. Queues and progress of what is gone are left out.
     pub fn finish(self) -> Option<Tables> {
-        let Self { writer, topics, mut queues, groups, mut progress, trimmed } = self;
+        let Self { writer, reserved, topics, mut queues, groups, mut progress, trimmed } = self;
         let tables = Tables::default();
         tables.set_trimmed(trimmed);
-        tables.restore_writer(writer);
+        tables.restore_writer(writer, reserved);
         for (topic, position) in topics.into_values() {
             let Change::Topic { id, name, settings, map } = topic else { return None };
             let key = |queue| QueueKey { topic: id, queue };
