@@ -261,9 +261,14 @@ fn every_entry_is_found_while_runs_are_written_and_merged() {
             stop.store(true, Ordering::Release);
         });
         scope.spawn(|| {
-            while !stop.load(Ordering::Acquire) {
+            // Once more when all is inserted: its turn may not have come before.
+            loop {
+                let over = stop.load(Ordering::Acquire);
                 let through = inserted.load(Ordering::Acquire) * 8;
                 index.flush(through).and_then(|()| index.merge(through)).unwrap();
+                if over {
+                    break;
+                }
             }
         });
         while !stop.load(Ordering::Acquire) {
