@@ -4,12 +4,13 @@ use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use super::{
     Damage, OpenError, Options,
+    adopt::{self, Found},
     change::Change,
     disk::{Disk, RealDisk},
     frame::{Record, RecordHeader, RecordKind, Seed},
     index::{IndexSpace, Lookup},
     keys,
-    recovery::{Found, adopt_segments, index_dir, keys_dir, log_dir, missing_front, note, snapshot_dir},
+    recovery::{index_dir, keys_dir, log_dir, missing_front, note, snapshot_dir},
     repair::index_files,
     scan::{Scan, Sink},
     segment::Segments,
@@ -86,7 +87,7 @@ pub(super) fn examine(
     })?;
     let mut damage = Vec::new();
     let mut problems = Vec::new();
-    let shard_id = adopt_segments(&options, disk, &segments, found, &mut damage, &mut problems)?;
+    let shard_id = adopt::segments(&options, disk, &segments, found, &mut damage, &mut problems)?;
     let (count, log_bytes) = segments.size();
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
     let stop = segments.all().last().map_or(0, |segment| segment.end());

@@ -3,6 +3,7 @@
 //! Writing: `log` -> `dispatch` -> `queue`. Reading: `queue` -> `log`. Owns its threads and every file.
 //! Knows no gRPC and calls nobody: news leaves through the [`News`] given to [`Store::open`].
 
+mod adopt;
 mod change;
 mod check;
 mod codec;

@@ -1,27 +1,21 @@
 //! Opening a shard: find its files, load the newest snapshot, replay the log behind it.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::HashSet, io, path::Path, sync::Arc};
 
 use super::{
-    Damage, OpenError, Options,
+    Damage, OpenError, Options, adopt,
     change::Change,
     codec::align8,
     disk::Disk,
     frame::{
-        Bad, FORMAT, FRAME_HEADER, FrameHeader, RECORD_HEADER, RELOCATED, Record, RecordHeader, RecordKind,
-        Seed,
+        FORMAT, FRAME_HEADER, FrameHeader, RECORD_HEADER, RELOCATED, Record, RecordHeader, RecordKind, Seed,
     },
     index::{self, IndexSpace},
-    keys::{self, KeyIndex},
+    keys::KeyIndex,
     log::Inner,
     queue::Queue,
     scan::{End, Scan, ScanError, Sink},
-    segment::{BadHeader, FoundSegment, HEADER_BYTES, SegmentHeader, Segments},
+    segment::{SegmentHeader, Segments},
     shard::{Opening, Recovered, fence_mark},
     snapshot::{self, Chain, Snapshot},
     tables::{Reserved, Tables},
@@ -58,7 +52,7 @@ pub(super) fn note(damage: &mut Vec<Damage>, place: Damage) {
     }
 }
 
-fn failed(what: &Path) -> impl Fn(io::Error) -> OpenError + '_ {
+pub(super) fn failed(what: &Path) -> impl Fn(io::Error) -> OpenError + '_ {
     move |error| OpenError(format!("{}: {error}", what.display()))
 }
 
@@ -69,7 +63,7 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     segments.tidy().map_err(failed(&dir))?;
     let found = segments.find().map_err(failed(&dir))?;
     let mut damage = Vec::new();
-    let shard_id = adopt_segments(options, disk, &segments, found, &mut damage, &mut Vec::new())?;
+    let shard_id = adopt::segments(options, disk, &segments, found, &mut damage, &mut Vec::new())?;
     let seed = Seed::new(shard_id);
     let log_start = segments.all().first().map_or(0, |segment| segment.base);
 
@@ -178,226 +172,6 @@ pub fn recover(options: &Options, disk: &Arc<dyn Disk>) -> Result<Opened, OpenEr
     Ok(Opened { recovered, changes })
 }
 
-/// A file of the log that can be put right.
-pub(super) struct Found {
-    pub path: PathBuf,
-    pub why: String,
-    pub problem: FileProblem,
-}
-
-/// What there is to put right about a file of the log.
-pub(super) enum FileProblem {
-    /// It is not read.
-    LeftAlone,
-    /// It lacks this header, or one copy of it.
-    Header(SegmentHeader),
-    /// It begins here, not where its name says.
-    Misnamed(u64),
-}
-
-/// Opens the files that belong to this shard: those whose header says so, whatever their names, and those
-/// with a damaged header in which frames of this shard stand where the name says. The shard's id is what most
-/// headers say; any name of the shard will do where `options` has none.
-pub(super) fn adopt_segments(
-    options: &Options,
-    disk: &Arc<dyn Disk>,
-    segments: &Segments,
-    found: Vec<FoundSegment>,
-    damage: &mut Vec<Damage>,
-    problems: &mut Vec<Found>,
-) -> Result<u64, OpenError> {
-    for segment in &found {
-        if let Err(BadHeader::Newer(format)) = segment.header {
-            return Err(OpenError(format!(
-                "{} has format {format}, this version knows {FORMAT}; use the version that wrote it",
-                segment.path.display()
-            )));
-        }
-    }
-    let shard_id = match elect(options, disk, &found)? {
-        Some(id) => id,
-        None => return Ok(new_id()),
-    };
-    let mut note = |path: &Path, begin: u64, end: u64, text: String| {
-        damage.push(Damage { file: path.display().to_string(), begin, end, text });
-    };
-    let mut put_right = |path: &Path, why: &str, problem: FileProblem| {
-        problems.push(Found { path: path.to_owned(), why: why.to_owned(), problem });
-    };
-    let shard = found.iter().find_map(|segment| {
-        let (header, _) = segment.header.as_ref().ok()?;
-        (header.shard_id == shard_id).then(|| header.shard.clone())
-    });
-    // By base; of two files for the same one that whose name fits.
-    let mut ours: BTreeMap<u64, (PathBuf, u64, u64)> = BTreeMap::new();
-    let mut misnamed = Vec::new();
-    let mut headless = Vec::new();
-    for segment in found {
-        let (path, named, bytes) = (segment.path, segment.base, segment.bytes);
-        let Ok((header, whole)) = segment.header else {
-            headless.push((path, named, bytes));
-            continue;
-        };
-        if header.shard_id != shard_id {
-            let text = format!("belongs to shard {:016x}; left alone and not read", header.shard_id);
-            put_right(&path, &text, FileProblem::LeftAlone);
-            note(&path, named, named, text);
-            continue;
-        }
-        if !options.shard.is_empty() && options.shard != header.shard {
-            return Err(OpenError(format!(
-                "{} belongs to shard `{}`, not `{}`; check the data directory and the shard's name",
-                path.display(),
-                header.shard,
-                options.shard
-            )));
-        }
-        if !whole {
-            let text = "one copy of the header is damaged; the other is used";
-            put_right(&path, text, FileProblem::Header(header.clone()));
-            note(&path, header.base, header.base, text.into());
-        }
-        if header.base == named {
-            match ours.entry(named) {
-                Entry::Vacant(place) => drop(place.insert((path, header.capacity, bytes))),
-                Entry::Occupied(_) => misnamed.push((path, named, header, bytes)),
-            }
-        } else {
-            misnamed.push((path, named, header, bytes));
-        }
-    }
-    for (path, named, header, bytes) in misnamed {
-        let base = header.base;
-        match ours.entry(base) {
-            Entry::Vacant(place) => {
-                let text = format!("its header says that the file begins at {base}; it is used as that");
-                put_right(&path, &text, FileProblem::Misnamed(base));
-                note(&path, named, named, text);
-                place.insert((path, header.capacity, bytes));
-            }
-            Entry::Occupied(_) => {
-                let text = format!("another file for the log from {base} on; left alone and not read");
-                put_right(&path, &text, FileProblem::LeftAlone);
-                note(&path, named, named, text);
-            }
-        }
-    }
-    for (path, named, bytes) in headless {
-        let next = ours.range(named..).next().map_or(u64::MAX, |(base, _)| *base);
-        let capacity = bytes.saturating_sub(HEADER_BYTES).min(next.saturating_sub(named)) & !7;
-        let holds = |path| holds_frame(disk, path, named, Seed::new(shard_id)).map_err(failed(path));
-        if capacity == 0 || !holds(&path)? {
-            let text = "the header is damaged and no frame of this shard is in it; left alone and not read";
-            put_right(&path, text, FileProblem::LeftAlone);
-            note(&path, named, named, text.into());
-            continue;
-        }
-        let text = "the header is damaged; name and length of the file stand in for it; `holdfast store \
-                    repair` writes it anew";
-        note(&path, named, named, text.into());
-        if let Some(shard) = shard.clone() {
-            let header = SegmentHeader { shard_id, base: named, capacity, epoch: 0, shard };
-            put_right(&path, "the header is damaged", FileProblem::Header(header));
-        }
-        ours.insert(named, (path, capacity, bytes));
-    }
-    let mut end = 0;
-    for (base, (path, capacity, bytes)) in ours {
-        if base < end {
-            let text =
-                format!("overlaps the segment before it, which ends at {end}; left alone and not read");
-            put_right(&path, &text, FileProblem::LeftAlone);
-            note(&path, base, base, text);
-            continue;
-        }
-        if base > end && end > 0 {
-            let text = "the file is missing; messages in it are lost".into();
-            note(&segments.path(end), end, base, text);
-        }
-        end = base.saturating_add(capacity);
-        let there = base.saturating_add(bytes.saturating_sub(HEADER_BYTES));
-        if there < end {
-            note(&path, there, end, "the file is cut off here; messages behind are lost".into());
-        }
-        segments.adopt(&path, base, capacity).map_err(failed(&path))?;
-    }
-    Ok(shard_id)
-}
-
-/// The shard that most headers name. Without any, that which snapshots or the key index name and frames of the
-/// log prove. `None` where there is no log at all.
-fn elect(options: &Options, disk: &Arc<dyn Disk>, found: &[FoundSegment]) -> Result<Option<u64>, OpenError> {
-    let headers = || found.iter().filter_map(|segment| segment.header.as_ref().ok());
-    let mut votes: HashMap<u64, usize> = HashMap::new();
-    for (header, _) in headers() {
-        *votes.entry(header.shard_id).or_default() += 1;
-    }
-    let first = headers().next().map(|(header, _)| header.shard_id);
-    let elected = votes.iter().max_by_key(|(id, votes)| (**votes, Some(**id) == first)).map(|(id, _)| *id);
-    if elected.is_some() {
-        return Ok(elected);
-    }
-    let mut derived = snapshot::shard_ids(disk, &snapshot_dir(options));
-    derived.extend(keys::shard_ids(disk, &keys_dir(options)));
-    let Some(segment) = found.first() else {
-        if derived.is_empty() {
-            return Ok(None);
-        }
-        return Err(OpenError(format!(
-            "{} is empty, but there are files made from a log in {} or {}; look whether the file system with the log \
-             is mounted, or put its files back. To begin anew without them, remove {0}'s neighbours snapshots, \
-             index and keys",
-            log_dir(options).display(),
-            snapshot_dir(options).display(),
-            keys_dir(options).display()
-        )));
-    };
-    for id in derived {
-        for segment in found {
-            let path = &segment.path;
-            if holds_frame(disk, path, segment.base, Seed::new(id)).map_err(failed(path))? {
-                return Ok(Some(id));
-            }
-        }
-    }
-    Err(OpenError(format!(
-        "{}: both copies of the segment's header (bytes 0 to 4095) are damaged and nothing else says which \
-         shard the log belongs to; restore these bytes from a copy. `holdfast store check {}` tells what can \
-         be read",
-        segment.path.display(),
-        options.dir.display()
-    )))
-}
-
-/// Whether a file that is said to begin at `base` holds a frame of the shard at its place.
-fn holds_frame(disk: &Arc<dyn Disk>, path: &Path, base: u64, seed: Seed) -> io::Result<bool> {
-    const PIECE: usize = 1 << 20;
-    let file = disk.open(path)?;
-    let bytes = file.len()?;
-    let mut buffer = Vec::new();
-    let mut at = HEADER_BYTES;
-    while at < bytes {
-        // Pieces overlap by a frame's header.
-        let length = usize::try_from(bytes - at).unwrap_or(PIECE).min(PIECE);
-        buffer.resize(length, 0);
-        file.read_at(&mut buffer, at)?;
-        let position = base.saturating_add(at - HEADER_BYTES);
-        let starts = buffer.windows(FRAME_HEADER).step_by(8);
-        let found = (position..).step_by(8).zip(starts).any(|(position, bytes)| {
-            bytes.starts_with(b"HF")
-                && !matches!(FrameHeader::decode(seed, position, bytes), Err(Bad::Damaged))
-        });
-        if found || length <= FRAME_HEADER {
-            return Ok(found);
-        }
-        at += (length - FRAME_HEADER) as u64 & !7;
-        if length < PIECE {
-            return Ok(false);
-        }
-    }
-    Ok(false)
-}
-
 /// The log begins behind where retention had come.
 pub(super) fn missing_front(segments: &Segments, trimmed: u64) -> Option<Damage> {
     let begin = segments.all().first().map(|segment| segment.base).filter(|&base| base > trimmed)?;
@@ -436,11 +210,6 @@ fn skip_unknown(tables: &Tables, unknown: &[(u64, u64)], changes: &mut Vec<Chang
         places = unknown.len(),
         "records are lost whose queues are not known; queues go on behind the offsets that these may have had"
     );
-}
-
-/// An id for a new shard.
-fn new_id() -> u64 {
-    xxhash_rust::xxh3::xxh3_64(uuid::Uuid::now_v7().as_bytes())
 }
 
 /// The newest snapshot that fits log and index files, or nothing.

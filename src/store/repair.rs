@@ -10,9 +10,10 @@ use std::{
 
 use super::{
     OpenError, Options, Report,
+    adopt::{FileProblem, Found},
     check::{Examined, examine},
     disk::{Disk, RealDisk},
-    recovery::{FileProblem, Found, index_dir},
+    recovery::index_dir,
     segment::{HEADER_BYTES, SegmentHeader},
 };
 
